@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bough_server.agents.loading import load_python, load_sources
 from bough_server.agents.registry import Registry
+from bough_server.auth.api_keys import read_keys
 from bough_server.documents.yaml import raise_problems
 from bough_server.errors import ConfigurationError
 from bough_server.evals.sets.eval_set import parse_eval_set
@@ -26,6 +27,8 @@ def judge(folder: Path, modules: list[str]) -> None:
         read_script(script)
     for eval_set in sorted(folder.glob("eval.yaml")):
         _judge_set(eval_set)
+    for keys in sorted(folder.glob("keys.yaml")):
+        read_keys(keys)
     # A page may name modules in its settings that come in a later block.
     there = [name for name in settings.python if (folder / f"{name}.py").is_file()]
     python = load_python(dict.fromkeys([*there, *modules]), folder)

@@ -52,7 +52,7 @@ class Issuers:
         for issuer in self._issuers.values():
             if (caller := issuer.find(digest)) is not None:
                 return Proof(caller=caller)
-        header, claims = _read_unverified(token)
+        header, claims = _read_without_verifying(token)
         named = claims.get("iss")
         issuer_of = self._issuers.get(named) if isinstance(named, str) else None
         if issuer_of is None:
@@ -169,7 +169,7 @@ class Issuer:
         )
 
 
-def _read_unverified(token: str) -> tuple[Mapping[str, object], Mapping[str, object]]:
+def _read_without_verifying(token: str) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """Return the header and the claims of a token that nothing has verified. Raises Unauthenticated."""
     import jwt
 

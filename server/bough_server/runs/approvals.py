@@ -49,7 +49,7 @@ class Approvals:
 
         filters = [caller.principal.user_id, sorted(caller.groups), sorted(caller.roles)]
         runs = self._dependencies.store.runs
-        return await runs.list_open_inputs(_searched(caller), takes, page, filters=filters)
+        return await runs.list_open_inputs(_scope_to_search(caller), takes, page, filters=filters)
 
     async def answer(
         self, caller: Caller, request: agent_service_pb2.AnswerInputRequest
@@ -59,7 +59,7 @@ class Approvals:
         Raises NotFound too for a run that the caller neither sees nor may answer.
         """
         whole = WholeTenant(tenant_id=caller.principal.tenant_id)
-        run_row = await self._dependencies.store.runs.get(_searched(caller), request.run_id)
+        run_row = await self._dependencies.store.runs.get(_scope_to_search(caller), request.run_id)
         if not includes(caller.visible, run_row.principal) and not await self._may_answer_one(caller, run_row):
             raise NotFound("run", request.run_id)
         resumed = agent_service_pb2.ResumeRunRequest(
@@ -77,7 +77,7 @@ class Approvals:
         return any(may_answer(caller, run_row.principal, each) for each in asked)
 
 
-def _searched(caller: Caller) -> Scope:
+def _scope_to_search(caller: Caller) -> Scope:
     """Return whose runs may ask what a caller may answer: without a group and the role ADMIN only its own."""
     if caller.groups or ADMIN in caller.roles:
         return WholeTenant(tenant_id=caller.principal.tenant_id)

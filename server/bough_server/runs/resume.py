@@ -171,7 +171,7 @@ Check: TypeAlias = Callable[[RunRow, Sequence[input_pb2.InputRequest]], Collecti
 that caller."""
 
 
-def _find_asked(
+def _requests_of(
     request: agent_service_pb2.ResumeRunRequest, log: Sequence[event_pb2.AgentEvent]
 ) -> Sequence[input_pb2.InputRequest]:
     """Return the requests that are answered, as far as the run has made them."""
@@ -238,7 +238,7 @@ class RunResumer:
             await self._check_place(request)
             log: Sequence[event_pb2.AgentEvent] = await read_log(self._dependencies.store.log, request.run_id)
             if check is not None:
-                log = _drop_requests(log, check(record, _find_asked(request, log)))
+                log = _drop_requests(log, check(record, _requests_of(request, log)))
             checked = check_answers(request, log, digest=digest, user_id=user_id)
             if not checked.fresh:
                 return ResumeOutcome(run_row=record, since=checked.since)

@@ -196,7 +196,8 @@ class Runs:
     ) -> ResumeOutcome:
         """Answer a run's open requests for a principal and continue it; see RunResumer.
 
-        `caller` is the one of the principal's call, who answers what it sees and may; default: any of its own runs.
+        `caller` is the one of the principal's call, who answers what it sees and may; default: the principal answers
+        any of its runs.
         """
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
