@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from google.protobuf.descriptor import ServiceDescriptor
 
-from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
+from bough_server.auth.access import SERVICES
 from tests.docs import pages
 from tests.docs.pages import Block
 from tests.support.processes import serving
@@ -22,15 +21,6 @@ from tests.support.toolchains import ROOT, built, require
 
 PAGE: Final = "clients/curl/README.md"
 MARK: Final = "=== recipe of line "
-SERVICES: Final[tuple[ServiceDescriptor, ...]] = tuple(
-    module.DESCRIPTOR.services_by_name[name]
-    for module, name in (
-        (agent_service_pb2, "AgentService"),
-        (catalog_service_pb2, "CatalogService"),
-        (eval_service_pb2, "EvalService"),
-        (session_service_pb2, "SessionService"),
-    )
-)
 
 
 def blocks(tool: str) -> list[Block]:

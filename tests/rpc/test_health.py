@@ -43,6 +43,7 @@ async def test_every_service_is_healthy_from_when_the_server_serves_until_it_sto
         await health.set_serving()
         after = await _states(stub)
     assert SERVICES == (
+        "bough.v1.AccessService",
         "bough.v1.AgentService",
         "bough.v1.CatalogService",
         "bough.v1.EvalService",

@@ -935,7 +935,7 @@ func (x *AnswerInputRequest) GetRequestId() string {
 // The run that was answered.
 type AnswerInputResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run.
+	// The run, as the request names it.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// Its state when the answers are durable.
 	State         ExecutionState `protobuf:"varint,2,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`

@@ -293,11 +293,11 @@ func (x *InputRequest) GetFourEyes() bool {
 // A request that is open, as a caller who may answer it sees it. The caller need not be able to see the run.
 type OpenInput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The run that asks.
+	// The run that asks, to name it in AnswerInput.
 	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The session of the run.
 	SessionId string `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// The agent that was run.
+	// The agent that was run; the one that asks is the last of request.agent_path.
 	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The user of the run.
 	UserId string `protobuf:"bytes,4,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
@@ -305,7 +305,7 @@ type OpenInput struct {
 	InputExcerpt string `protobuf:"bytes,5,opt,name=input_excerpt,json=inputExcerpt,proto3" json:"input_excerpt,omitempty"`
 	// When the request was made; unset for one that a server of an earlier version has kept.
 	RequestTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=request_time,json=requestTime,proto3" json:"request_time,omitempty"`
-	// What is asked for.
+	// What is asked for, with the input_id that an answer names.
 	Request       *InputRequest `protobuf:"bytes,7,opt,name=request,proto3" json:"request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

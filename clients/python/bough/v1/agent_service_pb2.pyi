@@ -559,7 +559,7 @@ class AnswerInputResponse(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """The run, as the request names it."""
     state: _execution_pb2.ExecutionState.ValueType
     """Its state when the answers are durable."""
     def __init__(

@@ -179,11 +179,11 @@ class OpenInput(_message.Message):
     REQUEST_TIME_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run that asks."""
+    """The run that asks, to name it in AnswerInput."""
     session_id: _builtins.str
     """The session of the run."""
     agent: _builtins.str
-    """The agent that was run."""
+    """The agent that was run; the one that asks is the last of request.agent_path."""
     user_id: _builtins.str
     """The user of the run."""
     input_excerpt: _builtins.str
@@ -194,7 +194,7 @@ class OpenInput(_message.Message):
 
     @_builtins.property
     def request(self) -> Global___InputRequest:
-        """What is asked for."""
+        """What is asked for, with the input_id that an answer names."""
 
     def __init__(
         self,

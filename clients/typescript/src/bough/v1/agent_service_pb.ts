@@ -515,7 +515,7 @@ export const AnswerInputRequestSchema: GenMessage<AnswerInputRequest> = /*@__PUR
  */
 export type AnswerInputResponse = Message<"bough.v1.AnswerInputResponse"> & {
   /**
-   * The run.
+   * The run, as the request names it.
    *
    * @generated from field: string run_id = 1;
    */

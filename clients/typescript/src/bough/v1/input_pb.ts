@@ -125,7 +125,7 @@ export const InputRequestSchema: GenMessage<InputRequest> = /*@__PURE__*/
  */
 export type OpenInput = Message<"bough.v1.OpenInput"> & {
   /**
-   * The run that asks.
+   * The run that asks, to name it in AnswerInput.
    *
    * @generated from field: string run_id = 1;
    */
@@ -139,7 +139,7 @@ export type OpenInput = Message<"bough.v1.OpenInput"> & {
   sessionId: string;
 
   /**
-   * The agent that was run.
+   * The agent that was run; the one that asks is the last of request.agent_path.
    *
    * @generated from field: string agent = 3;
    */
@@ -167,7 +167,7 @@ export type OpenInput = Message<"bough.v1.OpenInput"> & {
   requestTime?: Timestamp | undefined;
 
   /**
-   * What is asked for.
+   * What is asked for, with the input_id that an answer names.
    *
    * @generated from field: bough.v1.InputRequest request = 7;
    */
