@@ -66,6 +66,9 @@ func (c *Client) Catalog() boughv1.CatalogServiceClient {
 	return boughv1.NewCatalogServiceClient(c.conn)
 }
 
+// Access returns the stub that says who calls.
+func (c *Client) Access() boughv1.AccessServiceClient { return boughv1.NewAccessServiceClient(c.conn) }
+
 // Health returns the stub of the standard health service.
 func (c *Client) Health() healthv1.HealthClient { return healthv1.NewHealthClient(c.conn) }
 

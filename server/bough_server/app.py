@@ -66,6 +66,9 @@ Not lower: clients send some calls before they know of an end or of this bound, 
 it 2,000 calls at once are answered; 250,000 bare headers on five connections take 340 MB instead of 3.2 GB.
 """
 
+_METADATA_BYTES: Final = 16 * 1024
+"""The most bytes of a call's metadata, if callers are asked for tokens."""
+
 _OPTIONS: Final = (
     # With the default of five minutes the server closes quiet streams whose clients ping to keep them alive. Clients
     # ping every 30 seconds; what comes a little early is no abuse.
@@ -76,8 +79,6 @@ _OPTIONS: Final = (
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.server_max_unrequested_time_in_server", 600),
-    # A token that names many groups is larger than the default of 8 KiB.
-    ("grpc.max_metadata_size", 16 * 1024),
 )
 
 _log = structlog.get_logger(__name__)
@@ -152,7 +153,8 @@ class App:
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
-            authenticator = _make_authenticator(settings, clock, metrics)
+            # A server inside a command serves that command only.
+            authenticator = None if is_embedded else _make_authenticator(settings, clock, metrics)
             server = _make_server(settings.server, provider, authenticator, shares_port=is_worker)
             services = Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
             services.add_to(server, caller=current_caller)
@@ -375,7 +377,9 @@ def _make_server(
     received = ("grpc.max_receive_message_length", most_bytes(section.max_files_bytes))
     # Else two servers on one port would start without an error and share its calls.
     reuse = ("grpc.so_reuseport", int(shares_port))
-    return aio.server(interceptors=chain, options=(received, reuse, *_OPTIONS))
+    # A token that names many groups is larger than the default of 8 KiB.
+    metadata = () if authenticator is None else (("grpc.max_metadata_size", _METADATA_BYTES),)
+    return aio.server(interceptors=chain, options=(received, reuse, *metadata, *_OPTIONS))
 
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:

@@ -98,8 +98,8 @@ class Project:
     async def _yaml(self, block: Block) -> None:
         name = block.name
         if not name or not _YAML.fullmatch(name):
-            names = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml`, `# keys.yaml` or `# kubernetes.yaml`"
-            words = f"a yaml block begins with {names}."
+            names = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml`, `# keys.yaml`"
+            words = f"a yaml block begins with {names} or `# kubernetes.yaml`."
             pytest.fail(f"{block.place}: {words}", pytrace=False)
         await self._write(block, name)
 

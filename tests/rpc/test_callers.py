@@ -1,5 +1,6 @@
 """Callers by API keys: who they are, what each may call, and what a call without a proof learns."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from bough_server.auth import access
 from bough_server.schema_rules import schema_files
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
-from tests.rpc.run_server import Served, begin, served, settings
+from tests.rpc.run_server import Served, Turn, begin, served, settings
 from tests.support.callers import KeyRing, bearer, stubs
 
 RUN, READ, ADMIN = options_pb2.ACCESS_ROLE_RUN, options_pb2.ACCESS_ROLE_READ, options_pb2.ACCESS_ROLE_ADMIN
@@ -223,18 +224,31 @@ async def test_what_a_call_creates_and_logs_names_its_caller(server: Served, rin
     assert (started["tenant"], started["user"], started["via"]) == ("acme", "anne@acme.example", "key/mail")
 
 
-async def test_a_stream_ends_when_its_key_is_removed_and_the_run_goes_on(server: Served, ring: KeyRing) -> None:
+async def test_all_streams_of_a_key_that_is_removed_end_and_their_runs_go_on(server: Served, ring: KeyRing) -> None:
     bert = ring.key("bert")
     anne = stubs(server.channel, bearer(ring.key("anne")))
     streams = [
         await begin(stubs(server.channel, bearer(bert)), "waiter", "removed").until("run_started")  # type: ignore[arg-type]
-        for _ in range(3)
+        for _ in range(200)
     ]
     kept = await begin(anne, "waiter", "removed").until("run_started")  # type: ignore[arg-type]
+    begin_time = time.monotonic()
     ring.remove("bert")
     ended = (grpc.StatusCode.UNAUTHENTICATED, "The API key of the stream is not valid any more.")
     for stream in streams:
         assert await refusal(stream.to_the_end()) == ended
         assert dict(await stream.call.trailing_metadata())["bough-last-sequence"] == "1"
+    assert time.monotonic() - begin_time < 5
     GATES["removed"].set()
     assert (await kept.to_the_end()).kinds[-1] == "run_completed"
+    ring.add("bert")
+    reader = stubs(server.channel, bearer(ring.key("reader")))
+    for stream in streams[::50]:
+        request = agent_service_pb2.WatchRunRequest(run_id=await stream.run_id())
+        log = await Turn(call=reader.agents.WatchRun(request)).to_the_end()
+        assert log.kinds == ["run_started", "value_recorded", "run_completed"]
+
+
+async def test_a_token_with_many_groups_fits_the_metadata_of_a_call(server: Served) -> None:
+    large = stubs(server.channel, bearer(f"{'x' * 15_000}.y.z"))
+    assert await refusal(large.access.GetCaller(WHO)) == INVALID

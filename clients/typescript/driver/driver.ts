@@ -33,7 +33,7 @@ interface Line {
 
 type AnyStream = EventStream<v1.AgentEvent> | EventStream<v1.EvaluationEvent>;
 
-const services = [v1.AgentService, v1.EvalService, v1.CatalogService, v1.SessionService];
+const services = [v1.AccessService, v1.AgentService, v1.EvalService, v1.CatalogService, v1.SessionService];
 const files = Object.entries(v1).flatMap(([name, value]) => (name.startsWith("file_bough_v1_") ? [value] : []));
 const registry: Registry = createRegistry(...(files as Parameters<typeof createRegistry>));
 
@@ -159,6 +159,7 @@ async function printAnswers(client: BoughClient, line: Line, options: CallOption
     EvalService: client.evals,
     CatalogService: client.catalog,
     SessionService: client.sessions,
+    AccessService: client.access,
   };
   const calls = clients[service] as Record<string, (request: unknown, options: object) => unknown>;
   const message = fromJson(method.input, line.request ?? {});

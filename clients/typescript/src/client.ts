@@ -2,6 +2,7 @@ import { randomUUID } from "node:crypto";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import type { CallOptions, Client } from "@connectrpc/connect";
 import {
+  AccessService,
   type AgentEvent,
   AgentService,
   CatalogService,
@@ -67,6 +68,8 @@ export class BoughClient implements Disposable {
   readonly catalog: Client<typeof CatalogService>;
   /** SessionService: conversations, their state and their files. */
   readonly sessions: Client<typeof SessionService>;
+  /** AccessService: who calls. */
+  readonly access: Client<typeof AccessService>;
 
   readonly #health: Client<typeof Health>;
   readonly #contact: Contact = { isMade: false };
@@ -85,6 +88,7 @@ export class BoughClient implements Disposable {
     this.evals = serviceClient(EvalService, transport, defaults);
     this.catalog = serviceClient(CatalogService, transport, defaults);
     this.sessions = serviceClient(SessionService, transport, defaults);
+    this.access = serviceClient(AccessService, transport, defaults);
     this.#health = serviceClient(Health, transport, defaults);
   }
 

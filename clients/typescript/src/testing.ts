@@ -13,6 +13,7 @@ import {
 } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import {
+  AccessService,
   type AgentEvent,
   AgentService,
   type CaseResult,
@@ -174,6 +175,7 @@ export class FakeBough implements AsyncDisposable {
     this.#service(router, EvalService, this.#evalMethods());
     this.#service(router, CatalogService, {});
     this.#service(router, SessionService, {});
+    this.#service(router, AccessService, {});
   }
 
   /** Add a service whose other methods say how they are scripted, and note what it receives. */

@@ -112,6 +112,9 @@ class IssuerKeys:
         except IssuerUnavailable as error:
             _log.warning("the keys of an issuer could not be fetched", issuer=issuer, error=str(error))
             self._on_problem()
+        except Exception:  # of a package: the task that fetches must not end with it
+            _log.exception("the keys of an issuer could not be fetched", issuer=issuer)
+            self._on_problem()
         else:
             self._fetch_time = self._clock.monotonic()
             if {name: key.key for name, key in keys.items()} != {name: key.key for name, key in self._keys.items()}:

@@ -45,7 +45,10 @@ def _is_unserved(details: grpc.HandlerCallDetails) -> bool:
 
 
 class LocalCaller(aio.ServerInterceptor):
-    """Makes every call the local caller's, for a server that asks no one for a proof."""
+    """Makes every call that of one caller, for a server that asks no one for a proof."""
+
+    def __init__(self, caller: Caller = LOCAL) -> None:
+        self._caller = caller
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -53,7 +56,7 @@ class LocalCaller(aio.ServerInterceptor):
         if _is_unserved(handler_call_details):
             return None
         # grpc.aio runs interceptors and handler of a call in one task, so the handler sees this value.
-        _caller.set(LOCAL)
+        _caller.set(self._caller)
         return await continuation(handler_call_details)
 
 

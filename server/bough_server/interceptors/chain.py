@@ -12,6 +12,7 @@ from structlog import contextvars
 
 from bough_server.auth.authentication import Authenticator
 from bough_server.clock import Clock, SystemClock
+from bough_server.identity import LOCAL, Caller
 from bough_server.interceptors.auth import Authentication, LocalCaller, StreamExpiry
 from bough_server.interceptors.errors import Errors
 from bough_server.interceptors.handlers import Continuation, Handler, is_ours
@@ -51,11 +52,12 @@ def interceptors(
     max_streams: int = MAX_STREAMS,
     max_streams_of_caller: int = MAX_STREAMS_OF_CALLER,
     authenticator: Authenticator | None = None,
+    local: Caller = LOCAL,
     clock: Clock | None = None,
 ) -> Sequence[aio.ServerInterceptor]:
     """Return the server's interceptors, outermost first; calls have spans if there is a provider.
 
-    Without an authenticator every call is the local caller's. Default `clock`: the machine's.
+    Without an authenticator every call is that of the `local` caller. Default `clock`: the machine's.
 
     Errors is inside tracing, because spans would otherwise record failed calls as successful. StreamOwner is directly
     inside tracing, whose interceptor does not close the generators that it wraps.
@@ -68,7 +70,7 @@ def interceptors(
         StreamOwner(),
         LogContext(),
         Errors(clock),
-        LocalCaller() if authenticator is None else Authentication(authenticator),
+        LocalCaller(local) if authenticator is None else Authentication(authenticator),
         StreamLimit(max_streams=max_streams, max_streams_of_caller=max_streams_of_caller),
         Validation(RequestBudget(max_request_bytes), max_files_bytes),
         Parsing(),

@@ -1,6 +1,7 @@
 package dev.bough.driver;
 
 import com.google.protobuf.Message;
+import dev.bough.v1.AccessServiceGrpc;
 import dev.bough.v1.AgentServiceGrpc;
 import dev.bough.v1.CatalogServiceGrpc;
 import dev.bough.v1.EvalServiceGrpc;
@@ -14,6 +15,7 @@ import java.util.List;
 record Methods(MethodDescriptor<Message, Message> descriptor) {
   private static final List<ServiceDescriptor> SERVICES =
       List.of(
+          AccessServiceGrpc.getServiceDescriptor(),
           AgentServiceGrpc.getServiceDescriptor(),
           CatalogServiceGrpc.getServiceDescriptor(),
           EvalServiceGrpc.getServiceDescriptor(),
