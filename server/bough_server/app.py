@@ -5,7 +5,6 @@ It is the only module that knows every part, and contains no behavior that a cal
 
 import asyncio
 import gc
-import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -25,12 +24,12 @@ from bough_server.agents.registry import Registry
 from bough_server.api.agent_service import AgentService
 from bough_server.api.catalog_service import CatalogService
 from bough_server.api.eval_service import EvalService
-from bough_server.api.health import Health
+from bough_server.api.health import Health, serve_health
+from bough_server.api.ports import TlsFiles, bind_ports, check_exposure
 from bough_server.api.reflection import add_reflection
 from bough_server.api.session_service import SessionService
-from bough_server.clock import Clock, SystemClock, loop_time
+from bough_server.clock import Clock, SystemClock
 from bough_server.distribution import version
-from bough_server.errors import ConfigurationError, DatabaseUnreachable
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.metrics.custom import load_metrics
@@ -51,15 +50,12 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection, to_reachable_address
-from bough_server.store.opening import display_database_url, open_store
+from bough_server.store.opening import display_database_url, open_store, wait_for_store
 from bough_server.store.sql.store import Store
 from bough_server.threads import run_in_thread
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
-
-_DATABASE_SECONDS: Final = 0.5
-"""Seconds between two tries to reach the database at the start."""
 
 MAX_PENDING_CALLS: Final = 50_000
 """The most calls that may wait for the event loop to take them; their requests are not read before."""
@@ -98,16 +94,22 @@ class App:
         runs: Runs,
         evaluations: Evaluations,
         server: aio.Server,
+        tls: TlsFiles | None,
         watchdog: Watchdog,
     ) -> None:
         self.settings, self.store, self.registry, self.runs = settings, store, registry, runs
         self.evaluations = evaluations
         self.watchdog = watchdog
-        self._server, self._health = server, Health()
+        self.health = Health()
+        self._server, self._tls, self._probes = server, tls, AsyncExitStack()
         self._stopping: asyncio.Task[None] | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self.address = ""
         """HOST:PORT with the port that was bound."""
+        self.mtls_address = ""
+        """HOST:PORT at which clients need a certificate; empty if there is none."""
+        self.health_address = ""
+        """HOST:PORT at which health alone is served; empty if there is none."""
         self.metrics: Metrics | None = None
         """The metrics of this process; None if they are disabled."""
         self.metrics_address = ""
@@ -131,9 +133,10 @@ class App:
         `recover` as False. `is_embedded` for a server inside a command; `is_watched` False if the event loop is another
         program's; `is_worker` if others serve the same port. Raises ConfigurationError.
         """
-        _check_host(settings.server)
+        check_exposure(settings.server, has_auth=settings.has_auth)
         async with AsyncExitStack() as stack:
             clock = clock or SystemClock()
+            tls = None if settings.server.tls is None else TlsFiles(settings.server, settings.locate, clock)
             registry = _registry(settings, _open_models(settings, stack, clock))
             # Before the store, whose last commits are counted too.
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
@@ -164,9 +167,12 @@ class App:
                 runs=runs,
                 evaluations=evaluations,
                 server=server,
+                tls=tls,
                 watchdog=watchdog,
             )
             app.metrics, app.metrics_address = metrics, metrics_address
+            if metrics is not None and tls is not None:
+                metrics.watch_certificates(tls.count_refused_files, lambda: tls.certificate.value.expires)
             # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
             await app.start()
@@ -177,21 +183,17 @@ class App:
     async def start(self) -> None:
         """Bind the port and serve, becoming SERVING last. Raises ConfigurationError if the port cannot be bound."""
         section = self.settings.server
-        await self._health.start(self._server)
-        host = f"[{section.host}]" if ":" in section.host else section.host
-        try:
-            port = self._server.add_insecure_port(f"{host}:{section.port}")
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"Port {section.port} of {section.host} cannot be bound; it is probably in use. "
-                "Choose another with --port, or 0 for any free one."
-            ) from error
+        await self.health.start(self._server)
+        self.address, self.mtls_address = bind_ports(self._server, section, self._tls)
+        if section.health_port is not None:
+            probes = serve_health(self.health, section.host, section.health_port)
+            self.health_address = await self._probes.enter_async_context(probes)
         await self._server.start()
-        self.address = f"{host}:{port}"
-        await self._health.set_serving()
+        await self.health.set_serving()
         self._watching = {
             asyncio.create_task(self.store.watch()),
-            asyncio.create_task(self._health.follow(self.store.write_health.changes())),
+            *(asyncio.create_task(each.watch()) for each in (self._tls.watched if self._tls is not None else ())),
+            asyncio.create_task(self.health.follow(self.store.write_health.changes())),
             asyncio.create_task(give_back_freed_memory()),
         }
 
@@ -231,6 +233,8 @@ class App:
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),
             metrics=self.metrics_address or "none",
+            **({"mtls": self.mtls_address} if self.mtls_address else {}),
+            **({"health": self.health_address} if self.health_address else {}),
             worker=self.runs.worker.name,
         )
 
@@ -252,10 +256,11 @@ class App:
             await asyncio.wait(self._watching)
         self.store.publish("")
         # In this order: load balancers stop sending calls, runs end, and their streams can still send the ends.
-        await self._health.set_not_serving()
+        await self.health.set_not_serving()
         await self.evaluations.close()
         await self.runs.drain(grace)
         await self._server.stop(CLOSE_SECONDS)
+        await self._probes.aclose()
 
 
 @asynccontextmanager
@@ -312,25 +317,10 @@ async def _open_store(
         report_commit=None if metrics is None else metrics.on_commit,
         clock=clock,
     )
-    store = await _wait_for_store(opening, storage.wait_at_start if is_patient else 0.0)
+    store = await wait_for_store(opening, storage.wait_at_start if is_patient else 0.0)
     if metrics is not None and store.followed is not None:
         metrics.watch_followed_logs(store.followed.count_reads)
     return store
-
-
-async def _wait_for_store(opening: Callable[[], Store], seconds: float) -> Store:
-    """Open a store, again and again if its database cannot be reached. Raises ConfigurationError."""
-    ends, is_logged = loop_time() + seconds, False
-    while True:
-        try:
-            return opening()
-        except DatabaseUnreachable as error:
-            if loop_time() + _DATABASE_SECONDS > ends:
-                raise
-            if not is_logged:
-                _log.warning("waiting for the database", error=error.message, seconds=seconds)
-                is_logged = True
-        await asyncio.sleep(_DATABASE_SECONDS)
 
 
 def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProvider | None, Tracing]:
@@ -357,7 +347,9 @@ def _make_server(section: ServerSection, provider: TracerProvider | None, *, sha
     received = ("grpc.max_receive_message_length", most_bytes(section.max_files_bytes))
     # Else two servers on one port would start without an error and share its calls.
     reuse = ("grpc.so_reuseport", int(shares_port))
-    return aio.server(interceptors=chain, options=(received, reuse, *_OPTIONS))
+    # Without a grace: streams in progress stay on their connection until they end.
+    age = ("grpc.max_connection_age_ms", int(section.max_connection_age * 1000))
+    return aio.server(interceptors=chain, options=(received, reuse, age, *_OPTIONS))
 
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
@@ -461,19 +453,6 @@ class _Services:
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
         if settings.server.reflection:
             add_reflection(server)
-
-
-def _check_host(section: ServerSection) -> None:
-    """Raise ConfigurationError for a host that is not loopback, unless allow_insecure is set."""
-    try:
-        is_loopback = ipaddress.ip_address(section.host).is_loopback
-    except ValueError:
-        is_loopback = section.host == "localhost"
-    if not is_loopback and not section.allow_insecure:
-        raise ConfigurationError(
-            f"{section.host} is not a loopback address, and calls would travel unencrypted and unauthenticated: "
-            "listen on 127.0.0.1, or pass --allow-insecure."
-        )
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -42,6 +42,9 @@ class Flags(TypedDict, total=False):
 
     host: str | None
     port: int | None
+    mtls_port: int | None
+    allow_no_tls: bool | None
+    allow_no_auth: bool | None
     allow_insecure: bool | None
     database: str | None
     default_model: str | None
@@ -53,6 +56,9 @@ class Flags(TypedDict, total=False):
 _PLACES: Final[Mapping[str, FieldPath]] = {
     "host": ("server", "host"),
     "port": ("server", "port"),
+    "mtls_port": ("server", "mtls", "port"),
+    "allow_no_tls": ("server", "allow_no_tls"),
+    "allow_no_auth": ("server", "allow_no_auth"),
     "allow_insecure": ("server", "allow_insecure"),
     "reflection": ("server", "reflection"),
     "database": ("storage", "url"),
@@ -173,6 +179,8 @@ class Settings(Section):
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
     _secrets: Secrets = PrivateAttr(default_factory=lambda: Secrets({}))
 
+    _document: Document = PrivateAttr(default_factory=lambda: Document(path=DEFAULT_FILE, value={}, lines={}))
+    _origins: Mapping[FieldPath, str] = PrivateAttr(default_factory=dict)
     _exports_traces: bool = PrivateAttr(default=False)
     _exports_metrics: bool = PrivateAttr(default=False)
 
@@ -218,12 +226,28 @@ class Settings(Section):
         settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
         return settings
 
+    @property
+    def has_auth(self) -> bool:
+        """Whether callers are authenticated."""
+        return getattr(self, "auth", None) is not None
+
+    def locate(self, path: FieldPath, description: str) -> Problem:
+        """Return a problem at a setting, with the file and line, the variable or the flag that set it."""
+        return _locate_problem(path, description, self._document, self._origins)
+
     def for_worker(self) -> "Settings":
-        """Return the settings of one of several workers: its metrics are for the parent, at any free port."""
-        if self.telemetry.prometheus_port is None:
-            return self
+        """Return the settings of one of several workers: its metrics and its health are for the parent."""
         local = {"prometheus_host": "127.0.0.1", "prometheus_port": 0}
-        return self.model_copy(update={"telemetry": self.telemetry.model_copy(update=local)})
+        telemetry = (
+            self.telemetry if self.telemetry.prometheus_port is None else self.telemetry.model_copy(update=local)
+        )
+        server = self.server.model_copy(update={"health_port": None})
+        return self.model_copy(update={"telemetry": telemetry, "server": server})
+
+    def for_embedded_server(self) -> "Settings":
+        """Return the settings of a server inside a program, which that alone calls: any free port of loopback."""
+        alone = {"host": "127.0.0.1", "port": 0, "tls": None, "mtls": None, "health_port": None}
+        return self.model_copy(update={"server": self.server.model_copy(update=alone)})
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
@@ -254,9 +278,8 @@ class Settings(Section):
                     for each in error.errors()
                 )
             ) from None
-        raise_problems(
-            [_locate_problem(path, words, document, origins) for path, words in model_problems(settings.models)]
-        )
+        settings._document, settings._origins = document, origins
+        raise_problems([settings.locate(path, words) for path, words in model_problems(settings.models)])
         return settings
 
 

@@ -256,7 +256,7 @@ async def _open_embedded_server(
     note = (
         f"No server answers at {find_local_address(settings)}: using one embedded in this command." if is_said else ""
     )
-    opening = open_server(settings, recover=recover, is_embedded=True, on_wait=_report_wait)
+    opening = open_server(settings.for_embedded_server(), recover=recover, is_embedded=True, on_wait=_report_wait)
     address = await stack.enter_async_context(opening)
     client = await stack.enter_async_context(AsyncClient(address, timeout=None))
     return Connection(client=client, command=target.command, note=note)

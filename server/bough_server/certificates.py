@@ -1,0 +1,177 @@
+"""Certificates and private keys as PEM, checked before a server uses them.
+
+gRPC keeps its old certificate if it is given one that it cannot use, and says so on standard error only; a few kinds it
+takes and then fails every handshake.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from bough_server.errors import ConfigurationError
+
+_MIN_RSA_BITS: Final = 2048
+_CURVES: Final = (ec.SECP256R1, ec.SECP384R1)
+"""The curves that clients of gRPC accept; their handshakes with P-521 and Ed25519 fail."""
+
+_BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
+
+_OTHERS_READ: Final = 0o004
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCertificate:
+    """A server's certificate, which has been checked."""
+
+    chain: bytes
+    """PEM: the certificate, and those that issued it."""
+    key: bytes
+    """PEM: its private key."""
+    names: Sequence[str]
+    """The host names and IP addresses that it is for."""
+    expires: datetime
+    """When the first certificate of the chain expires."""
+
+    def __repr__(self) -> str:
+        return f"ServerCertificate(names={self.names!r}, expires={self.expires!r})"
+
+
+def read_server_certificate(
+    chain: bytes, key: bytes, *, cert_file: Path, key_file: Path, now: datetime
+) -> ServerCertificate:
+    """Return a certificate and its key, if clients will accept them now. Raises ConfigurationError."""
+    certificates = _read_certificates(chain, cert_file)
+    for number, certificate in enumerate(certificates, start=1):
+        _check_dates(certificate, f"{cert_file}: certificate {number}", now)
+    _check_key(key, certificates[0], cert_file=cert_file, key_file=key_file)
+    for number, (issued, issuer) in enumerate(pairwise(certificates), start=2):
+        if not _is_issued_by(issued, issuer):
+            raise ConfigurationError(
+                f"{cert_file}: certificate {number} did not issue certificate {number - 1}. The server's own "
+                "certificate comes first, then each one's issuer."
+            )
+    _check_use(certificates[0], cert_file)
+    expires = min(each.not_valid_after_utc for each in certificates)
+    return ServerCertificate(chain=chain, key=key, names=_read_names(certificates[0]), expires=expires)
+
+
+def read_authorities(pem: bytes, *, file: Path, now: datetime) -> bytes:
+    """Return the authorities that issue certificates of clients, as they are in their file.
+
+    Raises ConfigurationError if none of them is valid now. Expired ones beside it do no harm: gRPC accepts no client by
+    them.
+    """
+    certificates = _read_certificates(pem, file)
+    if not any(each.not_valid_before_utc <= now <= each.not_valid_after_utc for each in certificates):
+        _check_dates(certificates[-1], f"{file}: the last certificate, as all others,", now)
+    return pem
+
+
+def is_readable_by_others(file: Path) -> bool:
+    """Return whether every user of this machine may read a file."""
+    return bool(file.stat().st_mode & _OTHERS_READ)
+
+
+def _read_certificates(pem: bytes, file: Path) -> list[x509.Certificate]:
+    try:
+        certificates = x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        certificates = []
+    # A file that is still being written can end in the middle of a certificate, or in that of its first line.
+    last_line = pem.rstrip().rpartition(b"\n")[2]
+    is_cut = last_line.startswith(b"-") and not last_line.startswith(b"-----END ")
+    if is_cut or not certificates or len(certificates) != pem.count(_BEGIN):
+        raise ConfigurationError(
+            f"{file} has no certificates, or one that is damaged: it must be PEM, with {_BEGIN.decode()} before each."
+        )
+    return certificates
+
+
+def _check_dates(certificate: x509.Certificate, which: str, now: datetime) -> None:
+    if now > certificate.not_valid_after_utc:
+        raise ConfigurationError(f"{which} expired at {certificate.not_valid_after_utc}: renew it.")
+    if now < certificate.not_valid_before_utc:
+        raise ConfigurationError(
+            f"{which} is not valid before {certificate.not_valid_before_utc}: wait, or correct this machine's clock."
+        )
+
+
+def _check_key(pem: bytes, certificate: x509.Certificate, *, cert_file: Path, key_file: Path) -> None:
+    # The exceptions are not shown: none of them may quote the key.
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except TypeError:
+        raise ConfigurationError(
+            f"{key_file} is encrypted, and the server has no passphrase for it: decrypt it, for example with "
+            "`openssl pkey -in FILE -out FILE`."
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigurationError(
+            f"{key_file} has no private key: it must be PEM, such as -----BEGIN PRIVATE KEY-----."
+        ) from None
+    if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) or not _is_accepted(key):
+        raise ConfigurationError(
+            f"{key_file} has a key of a kind that not all clients accept: use ECDSA with P-256 or P-384, or RSA with "
+            f"{_MIN_RSA_BITS:,} bits or more."
+        )
+    if _encode_public(key.public_key()) != _encode_public(certificate.public_key()):
+        raise ConfigurationError(
+            f"{key_file} is not the key of the certificate in {cert_file}: take files that were made together. The "
+            "server's own certificate comes first in its file."
+        )
+
+
+def _is_accepted(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bool:
+    """Return whether the clients of all languages accept a key of this kind."""
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.key_size >= _MIN_RSA_BITS
+    return isinstance(key.curve, _CURVES)
+
+
+def _encode_public(key: CertificatePublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _is_issued_by(issued: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        issued.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _check_use(certificate: x509.Certificate, file: Path) -> None:
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        usage = None
+    except ValueError:
+        raise ConfigurationError(f"{file}: the certificate has extensions that cannot be read.") from None
+    if usage is not None and ExtendedKeyUsageOID.SERVER_AUTH not in usage:
+        raise ConfigurationError(
+            f"{file}: the certificate is not for servers: issue one with the extended key usage serverAuth."
+        )
+    if not _read_names(certificate):
+        raise ConfigurationError(
+            f"{file}: the certificate is for no host: issue one with a DNS name or an IP address as its subject "
+            "alternative name, since clients ignore its common name."
+        )
+
+
+def _read_names(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
