@@ -33,6 +33,7 @@ from bough_server.distribution import version
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.metrics.custom import load_metrics
+from bough_server.identity import LOCAL, Principal
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
@@ -126,12 +127,14 @@ class App:
         is_embedded: bool = False,
         is_watched: bool = True,
         is_worker: bool = False,
+        principal: Principal = LOCAL,
     ) -> "AsyncIterator[App]":
         """Open a server that serves until the context exits.
 
         Runs that an earlier server left open are recovered while calls are served; a server that only reads passes
         `recover` as False. `is_embedded` for a server inside a command; `is_watched` False if the event loop is another
-        program's; `is_worker` if others serve the same port. Raises ConfigurationError.
+        program's; `is_worker` if others serve the same port; `principal` is that of all calls, if callers are not
+        authenticated. Raises ConfigurationError.
         """
         check_exposure(settings.server, has_auth=settings.has_auth)
         async with AsyncExitStack() as stack:
@@ -157,7 +160,7 @@ class App:
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
-            server = _make_server(settings.server, provider, shares_port=is_worker)
+            server = _make_server(settings.server, provider, principal, shares_port=is_worker)
             services = _Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
             services.add_to(server, settings)
             app = cls(
@@ -271,12 +274,16 @@ async def open_server(
     recover: bool = True,
     is_embedded: bool = False,
     on_wait: Callable[[], None] = lambda: None,
+    principal: Principal = LOCAL,
 ) -> AsyncIterator[str]:
     """Yield the address of a server that serves while the context is open; see App.open.
 
     One inside a command, if that ends well, waits for the runs that other commands follow, and calls `on_wait` first.
     """
-    async with App.open(settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False) as app:
+    opening = App.open(
+        settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False, principal=principal
+    )
+    async with opening as app:
         yield app.address
         if is_embedded and app.runs.list_followed_runs():
             on_wait()
@@ -336,13 +343,16 @@ def _open_metrics(settings: Settings) -> AbstractAsyncContextManager[tuple[Metri
     return open_metrics(host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics)
 
 
-def _make_server(section: ServerSection, provider: TracerProvider | None, *, shares_port: bool) -> aio.Server:
+def _make_server(
+    section: ServerSection, provider: TracerProvider | None, principal: Principal, *, shares_port: bool
+) -> aio.Server:
     chain = interceptors(
         provider,
         max_files_bytes=section.max_files_bytes,
         max_request_bytes=section.max_request_bytes,
         max_streams=section.max_streams,
         max_streams_of_caller=section.max_streams_of_caller,
+        principal=principal,
     )
     received = ("grpc.max_receive_message_length", most_bytes(section.max_files_bytes))
     # Else two servers on one port would start without an error and share its calls.

@@ -77,6 +77,11 @@ def read_authorities(pem: bytes, *, file: Path, now: datetime) -> bytes:
     return pem
 
 
+def read_host_names(chain: bytes, *, file: Path) -> Sequence[str]:
+    """Return the host names and IP addresses that a server's certificate is for. Raises ConfigurationError."""
+    return _read_names(_read_certificates(chain, file)[0])
+
+
 def is_readable_by_others(file: Path) -> bool:
     """Return whether every user of this machine may read a file."""
     return bool(file.stat().st_mode & _OTHERS_READ)

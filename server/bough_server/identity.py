@@ -1,6 +1,7 @@
 """Who calls: the principal that everything a call creates belongs to."""
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,3 +13,7 @@ class Principal:
 
     tenant_id: str
     user_id: str
+
+
+LOCAL: Final = Principal(tenant_id="local", user_id="local")
+"""The principal of every call to a server that does not authenticate its callers."""

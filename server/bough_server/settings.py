@@ -6,6 +6,7 @@ values.
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
@@ -18,6 +19,7 @@ from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.config import ModelSection, model_problems
 from bough_server.models.model import DEFAULT_CURRENCY
 from bough_server.settings_sections import (
+    ClientSection,
     Currency,
     EvaluationSection,
     LimitsSection,
@@ -145,6 +147,8 @@ class Settings(Section):
 
     server: ServerSection = ServerSection()
     """Where the server listens, and how it stops."""
+    client: ClientSection = ClientSection()
+    """How commands connect to the server that `address` or `--address` names."""
     storage: StorageSection = Field(
         default_factory=lambda: StorageSection(url=database_url(DEFAULT_DATABASE, Path.cwd()))
     )
@@ -201,7 +205,7 @@ class Settings(Section):
 
     @property
     def secrets(self) -> Secrets:
-        """The variables that models name as their keys, as far as they are set; nothing else of the environment."""
+        """The variables that models name as their keys, and that of the commands' token, as far as they are set."""
         return self._secrets
 
     @classmethod
@@ -220,9 +224,9 @@ class Settings(Section):
         """
         settings = cls.model_validate(values, context={"folder": folder})
         found = variables or {}
-        names = {model.api_key_env for model in settings.models.values()} - {""}
+        names = {model.api_key_env for model in settings.models.values()} | {settings.client.token_env}
         settings._folder = folder
-        settings._secrets = Secrets({name: found[name] for name in sorted(names) if found.get(name)})
+        settings._secrets = Secrets({name: found[name] for name in sorted(names - {""}) if found.get(name)})
         settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
         return settings
 
@@ -250,6 +254,16 @@ class Settings(Section):
         return self.model_copy(update={"server": self.server.model_copy(update=alone)})
 
     @classmethod
+    def load_client(cls, config: Path | None = None) -> "Settings":
+        """Read no more than the section `client`, for a server that is named: the rest is for another server.
+
+        Raises ConfigurationError.
+        """
+        document = _document(config or _environment().config)
+        values = document.value if isinstance(document.value, dict) else {}
+        return cls._read(replace(document, value={"client": values.get("client")}), Environment.model_construct(), {})
+
+    @classmethod
     def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
         """Read flags, environment and file, in this order of precedence.
 
@@ -258,7 +272,10 @@ class Settings(Section):
         its flag.
         """
         environment = _environment()
-        document = _document(config or environment.config)
+        return cls._read(_document(config or environment.config), environment, flags)
+
+    @classmethod
+    def _read(cls, document: Document, environment: Environment, flags: Flags) -> "Settings":
         folder = Path(document.path).resolve().parent if document.lines else Path.cwd()
         values, origins = _merge_sources(document, environment, flags)
         _resolve_database(values, origins, folder)

@@ -56,6 +56,16 @@ def _resolve_path(path: Path, info: ValidationInfo) -> Path:
 FilePath = Annotated[Path, AfterValidator(_resolve_path)]
 """A file, absolute; a relative name is below the configuration's folder."""
 
+
+def _check_variable(name: str) -> str:
+    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,127})?", name):
+        raise ValueError("must be the name of an environment variable that holds the key, not the key")
+    return name
+
+
+VariableName = Annotated[str, AfterValidator(_check_variable)]
+"""The name of an environment variable that holds a secret."""
+
 PortNumber = Annotated[int, Field(ge=0, le=65535, strict=True)]
 
 
@@ -101,7 +111,7 @@ class MutualTlsSection(Section):
     """A second port, at which every client needs a certificate."""
 
     port: PortNumber
-    """The port; 0 for any free port."""
+    """The port at which every client needs a certificate; 0 for any free port."""
     client_ca_file: FilePath
     """The authorities that issue certificates of clients, as PEM; relative to this file. It is read again when it
     changes.
@@ -163,6 +173,41 @@ class ServerSection(Section):
         with suppress(ValueError):
             return ip_address(self.host).is_loopback
         return self.host == "localhost"
+
+
+class ClientSection(Section):
+    """How commands connect to the server that `address` or `--address` names.
+
+    The servers that they find on this machine by the rest of this file need none of it, except for the token.
+    """
+
+    tls: Flag | None = None
+    """Whether the connection is encrypted. Unset: it is if `ca_file` or `cert_file` is set."""
+    ca_file: FilePath | None = None
+    """The authorities that issue the server's certificate, as PEM; relative to this file. Unset: the public ones that
+    gRPC knows.
+    """
+    cert_file: FilePath | None = None
+    """The certificate of the commands, for a server that asks for one, as PEM with the certificates that issued it;
+    relative to this file.
+    """
+    key_file: FilePath | None = None
+    """Its private key as PEM, without a passphrase; relative to this file."""
+    token_env: VariableName = "BOUGH_TOKEN"
+    """The environment variable with the bearer token that commands send; none is sent while it is unset."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection is encrypted."""
+        return bool(self.ca_file or self.cert_file) if self.tls is None else self.tls
+
+    @model_validator(mode="after")
+    def _check_files(self) -> "ClientSection":
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file belong together: set both, or none")
+        if self.tls is False and (self.ca_file or self.cert_file):
+            raise ValueError("tls is false, and files of TLS are set: remove one or the other")
+        return self
 
 
 class StorageSection(Section):

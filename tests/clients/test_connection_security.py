@@ -29,7 +29,7 @@ class _Tokens(aio.ServerInterceptor):
 
 
 @asynccontextmanager
-async def _server(pem: Path | None = None) -> AsyncIterator[tuple[str, list[str | bytes | None]]]:
+async def serve_tokens(pem: Path | None = None) -> AsyncIterator[tuple[str, list[str | bytes | None]]]:
     """Serve a run, over TLS if there is a certificate; yield the address and the tokens of calls."""
     tokens = _Tokens()
     server = aio.server(interceptors=[tokens], options=(("grpc.so_reuseport", 0),))
@@ -63,14 +63,14 @@ async def _use(address: str, credentials: grpc.ChannelCredentials | None, token:
 async def test_a_token_is_sent_with_every_call_over_tls(tmp_path: Path) -> None:
     pem = certificate(tmp_path)
     trusted = grpc.ssl_channel_credentials(pem.read_bytes())
-    async with _server(pem) as (address, tokens):
+    async with serve_tokens(pem) as (address, tokens):
         await _use(address, trusted, "secret")
         await asyncio.to_thread(_sync_use, address, trusted, "secret")
     assert tokens == ["Bearer secret"] * 4
 
 
 async def test_a_token_is_sent_in_the_clear_to_this_machine(tmp_path: Path) -> None:
-    async with _server() as (address, tokens):
+    async with serve_tokens() as (address, tokens):
         await _use(address, None, "secret")
         await asyncio.to_thread(_sync_use, address, None, "secret")
     assert tokens == ["Bearer secret"] * 4
@@ -78,7 +78,7 @@ async def test_a_token_is_sent_in_the_clear_to_this_machine(tmp_path: Path) -> N
 
 async def test_a_token_that_changes_is_asked_for_with_each_call() -> None:
     current = iter("abcd")
-    async with _server() as (address, tokens):
+    async with serve_tokens() as (address, tokens):
         await _use(address, None, lambda: next(current))
         await asyncio.to_thread(_sync_use, address, None, lambda: next(current))
     assert tokens == ["Bearer a", "Bearer b", "Bearer c", "Bearer d"]
@@ -127,7 +127,7 @@ def test_this_machine_has_many_names(address: str) -> None:
 async def test_a_certificate_that_is_not_trusted_ends_the_call(tmp_path: Path) -> None:
     strangers = grpc.ssl_channel_credentials()
     async with (
-        _server(certificate(tmp_path)) as (address, tokens),
+        serve_tokens(certificate(tmp_path)) as (address, tokens),
         AsyncClient(address, credentials=strangers) as client,
     ):
         with pytest.raises(Unavailable):

@@ -12,7 +12,7 @@ from typing import Final
 from bough.v1 import event_pb2
 from bough_server.cli.definitions import registry_of
 from bough_server.clock import SystemClock
-from bough_server.interceptors.auth import LOCAL
+from bough_server.identity import LOCAL
 from bough_server.log import events
 from bough_server.observability.tracing import Tracing, make_provider
 from bough_server.runs.replay import build_offline_resolver, replay

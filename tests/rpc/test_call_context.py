@@ -7,7 +7,8 @@ from structlog.contextvars import get_contextvars
 
 from bough.v1 import agent_service_pb2 as pb
 from bough.v1.agent_service_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from bough_server.interceptors.auth import LOCAL, current_principal
+from bough_server.identity import LOCAL
+from bough_server.interceptors.auth import current_principal
 from tests.rpc.interceptor_server import behaving
 
 

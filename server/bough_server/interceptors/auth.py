@@ -4,16 +4,12 @@ The server does not check tokens yet, so there is one user of one tenant; every 
 """
 
 from contextvars import ContextVar
-from typing import Final
 
 import grpc
 from grpc import aio
 
-from bough_server.identity import Principal
+from bough_server.identity import LOCAL, Principal
 from bough_server.interceptors.handlers import Continuation, Handler
-
-LOCAL: Final = Principal(tenant_id="local", user_id="local")
-"""The principal of every call while the server checks no tokens."""
 
 _principal: ContextVar[Principal] = ContextVar("principal")
 
@@ -26,9 +22,12 @@ def current_principal() -> Principal:
 class Authentication(aio.ServerInterceptor):
     """Sets the principal of each call."""
 
+    def __init__(self, principal: Principal = LOCAL) -> None:
+        self._principal = principal
+
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         # grpc.aio runs interceptors and handler of a call in one task, so the handler sees this value.
-        _principal.set(LOCAL)
+        _principal.set(self._principal)
         return await continuation(handler_call_details)

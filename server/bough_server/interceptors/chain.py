@@ -10,6 +10,7 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from structlog import contextvars
 
+from bough_server.identity import LOCAL, Principal
 from bough_server.interceptors.auth import Authentication
 from bough_server.interceptors.errors import Errors
 from bough_server.interceptors.handlers import Continuation, Handler, is_ours
@@ -48,6 +49,7 @@ def interceptors(
     max_request_bytes: int = MAX_REQUEST_BYTES,
     max_streams: int = MAX_STREAMS,
     max_streams_of_caller: int = MAX_STREAMS_OF_CALLER,
+    principal: Principal = LOCAL,
 ) -> Sequence[aio.ServerInterceptor]:
     """Return the server's interceptors, outermost first; calls have spans if there is a provider.
 
@@ -60,7 +62,7 @@ def interceptors(
         StreamOwner(),
         LogContext(),
         Errors(),
-        Authentication(),
+        Authentication(principal),
         StreamLimit(max_streams=max_streams, max_streams_of_caller=max_streams_of_caller),
         Validation(RequestBudget(max_request_bytes), max_files_bytes),
         Parsing(),
