@@ -1,7 +1,8 @@
-"""Certificates and private keys as PEM, checked before a server uses them.
+"""Certificates and private keys as PEM, checked before a server or a command uses them.
 
 gRPC keeps its old certificate if it is given one that it cannot use, and says so on standard error only; a few kinds it
-takes and then fails every handshake.
+takes and then fails every handshake. `cryptography` is imported where it is used: it takes longer to load than most
+commands run, and most servers and commands need none of it.
 """
 
 from collections.abc import Sequence
@@ -9,19 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
-
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from typing import TYPE_CHECKING, Final
 
 from bough_server.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from cryptography import x509
+
 _MIN_RSA_BITS: Final = 2048
-_CURVES: Final = (ec.SECP256R1, ec.SECP384R1)
+_CURVES: Final = ("secp256r1", "secp384r1")
 """The curves that clients of gRPC accept; their handshakes with P-521 and Ed25519 fail."""
 
 _BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
@@ -30,8 +27,8 @@ _OTHERS_READ: Final = 0o004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCertificate:
-    """A server's certificate, which has been checked."""
+class CertificateWithKey:
+    """A certificate with its key, which have been checked."""
 
     chain: bytes
     """PEM: the certificate, and those that issued it."""
@@ -43,13 +40,13 @@ class ServerCertificate:
     """When the first certificate of the chain expires."""
 
     def __repr__(self) -> str:
-        return f"ServerCertificate(names={self.names!r}, expires={self.expires!r})"
+        return f"CertificateWithKey(names={self.names!r}, expires={self.expires!r})"
 
 
-def read_server_certificate(
-    chain: bytes, key: bytes, *, cert_file: Path, key_file: Path, now: datetime
-) -> ServerCertificate:
-    """Return a certificate and its key, if clients will accept them now. Raises ConfigurationError."""
+def read_certificate(
+    chain: bytes, key: bytes, *, cert_file: Path, key_file: Path, now: datetime, is_server: bool
+) -> CertificateWithKey:
+    """Return a certificate and its key, if the other side will accept them now. Raises ConfigurationError."""
     certificates = _read_certificates(chain, cert_file)
     for number, certificate in enumerate(certificates, start=1):
         _check_dates(certificate, f"{cert_file}: certificate {number}", now)
@@ -57,12 +54,13 @@ def read_server_certificate(
     for number, (issued, issuer) in enumerate(pairwise(certificates), start=2):
         if not _is_issued_by(issued, issuer):
             raise ConfigurationError(
-                f"{cert_file}: certificate {number} did not issue certificate {number - 1}. The server's own "
-                "certificate comes first, then each one's issuer."
+                f"{cert_file}: certificate {number} did not issue certificate {number - 1}. The one that the key "
+                "belongs to comes first, then each one's issuer."
             )
-    _check_use(certificates[0], cert_file)
+    if is_server:
+        _check_use(certificates[0], cert_file)
     expires = min(each.not_valid_after_utc for each in certificates)
-    return ServerCertificate(chain=chain, key=key, names=_read_names(certificates[0]), expires=expires)
+    return CertificateWithKey(chain=chain, key=key, names=_read_names(certificates[0]), expires=expires)
 
 
 def read_authorities(pem: bytes, *, file: Path, now: datetime) -> bytes:
@@ -87,7 +85,9 @@ def is_readable_by_others(file: Path) -> bool:
     return bool(file.stat().st_mode & _OTHERS_READ)
 
 
-def _read_certificates(pem: bytes, file: Path) -> list[x509.Certificate]:
+def _read_certificates(pem: bytes, file: Path) -> "list[x509.Certificate]":
+    from cryptography import x509
+
     try:
         certificates = x509.load_pem_x509_certificates(pem)
     except ValueError:
@@ -102,7 +102,7 @@ def _read_certificates(pem: bytes, file: Path) -> list[x509.Certificate]:
     return certificates
 
 
-def _check_dates(certificate: x509.Certificate, which: str, now: datetime) -> None:
+def _check_dates(certificate: "x509.Certificate", which: str, now: datetime) -> None:
     if now > certificate.not_valid_after_utc:
         raise ConfigurationError(f"{which} expired at {certificate.not_valid_after_utc}: renew it.")
     if now < certificate.not_valid_before_utc:
@@ -111,7 +111,11 @@ def _check_dates(certificate: x509.Certificate, which: str, now: datetime) -> No
         )
 
 
-def _check_key(pem: bytes, certificate: x509.Certificate, *, cert_file: Path, key_file: Path) -> None:
+def _check_key(pem: bytes, certificate: "x509.Certificate", *, cert_file: Path, key_file: Path) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
     # The exceptions are not shown: none of them may quote the key.
     try:
         key = load_pem_private_key(pem, password=None)
@@ -124,30 +128,23 @@ def _check_key(pem: bytes, certificate: x509.Certificate, *, cert_file: Path, ke
         raise ConfigurationError(
             f"{key_file} has no private key: it must be PEM, such as -----BEGIN PRIVATE KEY-----."
         ) from None
-    if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) or not _is_accepted(key):
+    is_rsa = isinstance(key, rsa.RSAPrivateKey) and key.key_size >= _MIN_RSA_BITS
+    if not is_rsa and not (isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name in _CURVES):
         raise ConfigurationError(
-            f"{key_file} has a key of a kind that not all clients accept: use ECDSA with P-256 or P-384, or RSA with "
-            f"{_MIN_RSA_BITS:,} bits or more."
+            f"{key_file} has a key of a kind that not all clients and servers accept: use ECDSA with P-256 or P-384, "
+            f"or RSA with {_MIN_RSA_BITS:,} bits or more."
         )
-    if _encode_public(key.public_key()) != _encode_public(certificate.public_key()):
+    encoded = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if key.public_key().public_bytes(*encoded) != certificate.public_key().public_bytes(*encoded):
         raise ConfigurationError(
             f"{key_file} is not the key of the certificate in {cert_file}: take files that were made together. The "
-            "server's own certificate comes first in its file."
+            "certificate that the key belongs to comes first in its file."
         )
 
 
-def _is_accepted(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bool:
-    """Return whether the clients of all languages accept a key of this kind."""
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.key_size >= _MIN_RSA_BITS
-    return isinstance(key.curve, _CURVES)
+def _is_issued_by(issued: "x509.Certificate", issuer: "x509.Certificate") -> bool:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
-
-def _encode_public(key: CertificatePublicKeyTypes) -> bytes:
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _is_issued_by(issued: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         issued.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
@@ -155,7 +152,10 @@ def _is_issued_by(issued: x509.Certificate, issuer: x509.Certificate) -> bool:
     return True
 
 
-def _check_use(certificate: x509.Certificate, file: Path) -> None:
+def _check_use(certificate: "x509.Certificate", file: Path) -> None:
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -173,7 +173,9 @@ def _check_use(certificate: x509.Certificate, file: Path) -> None:
         )
 
 
-def _read_names(certificate: x509.Certificate) -> list[str]:
+def _read_names(certificate: "x509.Certificate") -> list[str]:
+    from cryptography import x509
+
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

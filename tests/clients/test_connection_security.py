@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc import aio
+from grpc_health.v1 import health, health_pb2_grpc
 
 from bough import AsyncClient, Client, Unavailable, collect
 from bough.channel import Token
@@ -34,6 +35,8 @@ async def serve_tokens(pem: Path | None = None) -> AsyncIterator[tuple[str, list
     tokens = _Tokens()
     server = aio.server(interceptors=[tokens], options=(("grpc.so_reuseport", 0),))
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(LoopbackService(desk()), server)
+    # For those who ask, such as balancers; it answers all of them with SERVING.
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     if pem is None:
         port = server.add_insecure_port("127.0.0.1:0")
     else:

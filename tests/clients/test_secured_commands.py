@@ -12,7 +12,7 @@ from cryptography import x509
 from tests.clients.cli_process import Finished, bough
 from tests.clients.run_events import desk
 from tests.clients.test_connection_security import serve_tokens
-from tests.support.certificates import Authority, certificate
+from tests.support.certificates import DAY, Authority, certificate
 from tests.support.processes import Serving, serving
 from tests.support.projects import llm, write_project
 
@@ -146,3 +146,46 @@ async def test_a_command_that_opens_the_database_acts_as_the_caller_that_it_is_t
         err=f"--as applies only to a server inside the command, and a server runs at {server.address}, which knows its "
         "callers by their tokens: omit --as.\n",
     )
+
+
+async def test_the_doctor_judges_certificates_and_keys_with_the_lines_that_name_them(tmp_path: Path) -> None:
+    SERVERS.issue(ends=90 * DAY).write(tmp_path / "server.crt", tmp_path / "server.key")
+    CLIENTS.issue(ends=3 * DAY).write(tmp_path / "mine.crt", tmp_path / "mine.key")
+    (tmp_path / "servers.crt").write_bytes(SERVERS.pem)
+    (tmp_path / "clients.crt").write_bytes(CLIENTS.pem)
+    config = tmp_path / "bough.yaml"
+    config.write_text(
+        "server:\n  tls:\n    cert_file: server.crt\n    key_file: server.key\n"
+        "  mtls: {port: 0, client_ca_file: clients.crt}\n"
+        "client: {ca_file: servers.crt, cert_file: mine.crt, key_file: mine.key}\n",
+        encoding="utf-8",
+    )
+    well = await _examined(config)
+    (tmp_path / "server.key").chmod(0o644)
+    (tmp_path / "clients.crt").write_text("no PEM")
+    CLIENTS.issue().write(tmp_path / "other.crt", tmp_path / "mine.key")
+    ill = await _examined(config)
+    assert well == [
+        f"ok  certificate of the server: {tmp_path}/server.crt, for 127.0.0.1; expires in 89 days",
+        f"ok  authorities in server.client_ca_file: {tmp_path}/clients.crt",
+        f"ok  authorities in client.ca_file: {tmp_path}/servers.crt",
+        f"--  certificate of the client: {tmp_path}/mine.crt, for 127.0.0.1; expires in 2 days: renew it, unless that "
+        "happens by itself",
+    ]
+    place, damaged = f"{config}:5: server.mtls.client_ca_file", f"{tmp_path}/clients.crt has no certificates, or one"
+    assert ill == [
+        well[0],
+        f"!!  key of the server: {config}:4: server.tls.key_file: every user of this machine can read "
+        f"{tmp_path}/server.key: remove the right, as `chmod o-r` does",
+        f"!!  authorities in server.client_ca_file: {place}: {damaged} that is damaged: it must be PEM, with "
+        "-----BEGIN CERTIFICATE----- before each.",
+        well[2],
+        f"!!  certificate of the client: {config}:6: client.cert_file: {tmp_path}/mine.key is not the key of the "
+        f"certificate in {tmp_path}/mine.crt: take files that were made together. The certificate that the key belongs "
+        "to comes first in its file.",
+    ]
+
+
+async def _examined(config: Path) -> list[str]:
+    ended = await bough("--config", str(config), "--embedded", "doctor")
+    return [line for line in ended.out.splitlines() if re.match(r"(ok|--|!!)  (certificate|key|authorities) ", line)]

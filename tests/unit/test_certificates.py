@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from bough_server.certificates import (
-    ServerCertificate,
+    CertificateWithKey,
     is_readable_by_others,
     read_authorities,
-    read_server_certificate,
+    read_certificate,
 )
 from bough_server.errors import ConfigurationError
 from tests.support.certificates import DAY, FOR_CLIENTS, FOR_SERVERS, Authority, Issued
@@ -35,10 +35,10 @@ def good() -> Issued:
     return BETWEEN.issue(x509.DNSName("bough.example"), x509.IPAddress(ip_address("127.0.0.1")), usage=[FOR_SERVERS])
 
 
-def read(issued: Issued) -> ServerCertificate:
+def read(issued: Issued, *, is_server: bool = True) -> CertificateWithKey:
     """Check a certificate as it would be in the files server.crt and server.key."""
     files = {"cert_file": Path("server.crt"), "key_file": Path("server.key")}
-    return read_server_certificate(issued.chain, issued.key, **files, now=datetime.now(UTC))
+    return read_certificate(issued.chain, issued.key, **files, now=datetime.now(UTC), is_server=is_server)
 
 
 def other(*, chain: bytes | None = None, key: bytes | None = None) -> Issued:
@@ -102,6 +102,13 @@ def test_what_clients_would_not_accept_is_refused(make: Callable[[], Issued], pr
     with pytest.raises(ConfigurationError, match=f"^{re.escape(problem)}") as refused:
         read(make())
     assert good().key.decode().splitlines()[1] not in refused.value.message
+
+
+def test_a_certificate_of_a_client_needs_no_host_and_not_the_use_of_servers() -> None:
+    issued = AUTHORITY.issue(x509.UniformResourceIdentifier("spiffe://a/b"), usage=[FOR_CLIENTS])
+    assert read(issued, is_server=False).names == []
+    with pytest.raises(ConfigurationError, match=r"^server\.key is not the key"):
+        read(Issued(chain=issued.chain, key=good().key), is_server=False)
 
 
 def test_a_file_that_is_still_being_written_is_never_used() -> None:

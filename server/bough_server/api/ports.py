@@ -10,12 +10,7 @@ import grpc
 import structlog
 from grpc import aio
 
-from bough_server.certificates import (
-    ServerCertificate,
-    is_readable_by_others,
-    read_authorities,
-    read_server_certificate,
-)
+from bough_server.certificates import CertificateWithKey, is_readable_by_others, read_authorities, read_certificate
 from bough_server.clock import Clock
 from bough_server.documents.yaml import FieldPath
 from bough_server.errors import ConfigurationError, Problem
@@ -43,7 +38,7 @@ class TlsFiles:
         assert section.tls is not None
         own, mtls = section.tls, section.mtls
         with _locating(locate, "tls"):
-            self.certificate: WatchedFile[ServerCertificate] = WatchedFile(
+            self.certificate: WatchedFile[CertificateWithKey] = WatchedFile(
                 (own.cert_file, own.key_file), partial(_read_pair, own, clock), _report
             )
         self.authorities: WatchedFile[bytes] | None = None
@@ -57,7 +52,7 @@ class TlsFiles:
             )
 
     @property
-    def watched(self) -> tuple[WatchedFile[ServerCertificate] | WatchedFile[bytes], ...]:
+    def watched(self) -> tuple[WatchedFile[CertificateWithKey] | WatchedFile[bytes], ...]:
         """All files."""
         return (self.certificate,) if self.authorities is None else (self.certificate, self.authorities)
 
@@ -84,7 +79,7 @@ class TlsFiles:
             asks_clients,
         )
 
-    def _present(self, asks_clients: bool) -> tuple[ServerCertificate, bytes | None]:
+    def _present(self, asks_clients: bool) -> tuple[CertificateWithKey, bytes | None]:
         asked = self.authorities if asks_clients else None
         return self.certificate.value, None if asked is None else asked.value
 
@@ -145,12 +140,13 @@ def _locating(locate: Locate, section: str) -> Iterator[None]:
         raise ConfigurationError(str(locate(("server", section), error.message))) from None
 
 
-def _configure(own: ServerCertificate, authorities: bytes | None) -> grpc.ServerCertificateConfiguration:
+def _configure(own: CertificateWithKey, authorities: bytes | None) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(own.key, own.chain)], authorities)
 
 
-def _read_pair(tls: TlsSection, clock: Clock, chain: bytes, key: bytes) -> ServerCertificate:
-    return read_server_certificate(chain, key, cert_file=tls.cert_file, key_file=tls.key_file, now=_now(clock))
+def _read_pair(tls: TlsSection, clock: Clock, chain: bytes, key: bytes) -> CertificateWithKey:
+    files = {"cert_file": tls.cert_file, "key_file": tls.key_file}
+    return read_certificate(chain, key, **files, now=_now(clock), is_server=True)
 
 
 def _read_authorities(mtls: MutualTlsSection, clock: Clock, pem: bytes) -> bytes:

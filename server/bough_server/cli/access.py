@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,6 @@ from grpc import aio
 
 from bough import AsyncClient
 from bough.channel import ChannelOption
-from bough_server.certificates import read_host_names
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
@@ -49,10 +49,23 @@ def remote_access(settings: Settings) -> Access:
     if not section.is_encrypted:
         return Access(token=_find_token(settings))
     authorities = None if section.ca_file is None else _read_file(settings, "ca_file", section.ca_file)
-    own: tuple[bytes | None, bytes | None] = (None, None)
-    if section.cert_file is not None and section.key_file is not None:
-        own = (_read_file(settings, "key_file", section.key_file), _read_file(settings, "cert_file", section.cert_file))
+    own = _read_own_certificate(settings)
     return Access(credentials=grpc.ssl_channel_credentials(authorities, *own), token=_find_token(settings))
+
+
+def _read_own_certificate(settings: Settings) -> tuple[bytes | None, bytes | None]:
+    """Return the key and the certificate of the commands, if they have one. Raises ConfigurationError."""
+    from bough_server.certificates import read_certificate
+
+    cert_file, key_file = settings.client.cert_file, settings.client.key_file
+    if cert_file is None or key_file is None:
+        return None, None
+    chain, key = _read_file(settings, "cert_file", cert_file), _read_file(settings, "key_file", key_file)
+    try:
+        read_certificate(chain, key, cert_file=cert_file, key_file=key_file, now=datetime.now(UTC), is_server=False)
+    except ConfigurationError as error:
+        raise ConfigurationError(str(settings.locate(("client", "cert_file"), error.message))) from None
+    return key, chain
 
 
 def local_access(settings: Settings) -> Access:
@@ -60,6 +73,8 @@ def local_access(settings: Settings) -> Access:
 
     Its certificate need not name this machine. Raises ConfigurationError.
     """
+    from bough_server.certificates import read_host_names
+
     section, token = settings.server.tls, _find_token(settings)
     if section is None:
         return Access(token=token)
