@@ -157,7 +157,7 @@ AsOption = Annotated[
         "--as",
         metavar="TENANT/USER",
         callback=_check_caller,
-        help="Whose a server inside this command takes its calls for.  [default: local/local]",
+        help="The caller of a server inside this command.  [default: local/local]",
     ),
 ]
 
