@@ -10,11 +10,11 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health, health_pb2_grpc
 
-from bough import AsyncClient, Client, Unavailable, collect
+from bough import AsyncClient, CallFailed, Client, Unavailable, collect
 from bough.channel import Token
 from bough.v1 import agent_service_pb2_grpc
 from tests.clients.run_events import RUN_ID, desk
-from tests.clients.stream_server import LoopbackService
+from tests.clients.stream_server import Call, LoopbackService, listening
 from tests.support.certificates import certificate
 
 
@@ -136,3 +136,18 @@ async def test_a_certificate_that_is_not_trusted_ends_the_call(tmp_path: Path) -
         with pytest.raises(Unavailable):
             await client.get_run(RUN_ID)
     assert tokens == []
+
+
+async def test_a_stream_whose_token_has_expired_rejoins_with_the_next_one_and_only_once_without_progress() -> None:
+    expired = Call(events=2, code=grpc.StatusCode.UNAUTHENTICATED)
+    refused = Call(silent=True, code=grpc.StatusCode.UNAUTHENTICATED)
+    current = iter("abcdefgh")
+    async with listening(LoopbackService(desk(), [expired, expired])) as port:
+        async with AsyncClient(f"127.0.0.1:{port}", token=lambda: next(current)) as client:
+            assert list((await collect(client.run("lead", "hi"))).events) == desk()
+        assert next(current) == "d"
+    async with listening(LoopbackService(desk(), [expired, refused])) as port:
+        async with AsyncClient(f"127.0.0.1:{port}", token=lambda: next(current)) as client:
+            with pytest.raises(CallFailed) as ended:
+                await collect(client.run("lead", "hi"))
+        assert (ended.value.code, next(current)) == (grpc.StatusCode.UNAUTHENTICATED, "g")
