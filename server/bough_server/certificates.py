@@ -5,7 +5,8 @@ takes and then fails every handshake. `cryptography` is imported where it is use
 commands run, and most servers and commands need none of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -47,6 +48,13 @@ def read_certificate(
     chain: bytes, key: bytes, *, cert_file: Path, key_file: Path, now: datetime, is_server: bool
 ) -> CertificateWithKey:
     """Return a certificate and its key, if the other side will accept them now. Raises ConfigurationError."""
+    with _reading(cert_file):
+        return _check_certificate(chain, key, cert_file=cert_file, key_file=key_file, now=now, is_server=is_server)
+
+
+def _check_certificate(
+    chain: bytes, key: bytes, *, cert_file: Path, key_file: Path, now: datetime, is_server: bool
+) -> CertificateWithKey:
     certificates = _read_certificates(chain, cert_file)
     for number, certificate in enumerate(certificates, start=1):
         _check_dates(certificate, f"{cert_file}: certificate {number}", now)
@@ -69,7 +77,8 @@ def read_authorities(pem: bytes, *, file: Path, now: datetime) -> bytes:
     Raises ConfigurationError if none of them is valid now. Expired ones beside it do no harm: gRPC accepts no client by
     them.
     """
-    certificates = _read_certificates(pem, file)
+    with _reading(file):
+        certificates = _read_certificates(pem, file)
     if not any(each.not_valid_before_utc <= now <= each.not_valid_after_utc for each in certificates):
         _check_dates(certificates[-1], f"{file}: the last certificate, as all others,", now)
     return pem
@@ -77,12 +86,24 @@ def read_authorities(pem: bytes, *, file: Path, now: datetime) -> bytes:
 
 def read_host_names(chain: bytes, *, file: Path) -> Sequence[str]:
     """Return the host names and IP addresses that a server's certificate is for. Raises ConfigurationError."""
-    return _read_names(_read_certificates(chain, file)[0])
+    with _reading(file):
+        return _read_names(_read_certificates(chain, file)[0])
 
 
 def is_readable_by_others(file: Path) -> bool:
     """Return whether every user of this machine may read a file."""
     return bool(file.stat().st_mode & _OTHERS_READ)
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Make the errors of a certificate that no authority issues, such as one with two extensions of a kind, ours."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception:  # those of cryptography have no class in common
+        raise ConfigurationError(f"{file} has a certificate with parts that cannot be read: issue another.") from None
 
 
 def _read_certificates(pem: bytes, file: Path) -> "list[x509.Certificate]":
@@ -160,8 +181,6 @@ def _check_use(certificate: "x509.Certificate", file: Path) -> None:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         usage = None
-    except ValueError:
-        raise ConfigurationError(f"{file}: the certificate has extensions that cannot be read.") from None
     if usage is not None and ExtendedKeyUsageOID.SERVER_AUTH not in usage:
         raise ConfigurationError(
             f"{file}: the certificate is not for servers: issue one with the extended key usage serverAuth."

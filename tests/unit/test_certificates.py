@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
+from ssl import DER_cert_to_PEM_cert, PEM_cert_to_DER_cert
 
 import pytest
 from cryptography import x509
@@ -123,6 +125,16 @@ def test_a_file_that_is_still_being_written_is_never_used() -> None:
         except ConfigurationError:
             continue
     assert set(taken) <= {own}  # a whole certificate without its issuer is one of another authority
+
+
+def test_a_certificate_of_which_any_byte_is_wrong_is_read_or_refused_and_nothing_else() -> None:
+    issued = AUTHORITY.issue(usage=[FOR_SERVERS])
+    der = PEM_cert_to_DER_cert(issued.chain.decode())
+    for place in range(len(der)):
+        for value in (0x00, 0xFF, der[place] ^ 0x01):
+            broken = der[:place] + bytes([value]) + der[place + 1 :]
+            with suppress(ConfigurationError):
+                read(Issued(chain=DER_cert_to_PEM_cert(broken).encode(), key=issued.key))
 
 
 def test_authorities_are_valid_if_one_of_them_is() -> None:
