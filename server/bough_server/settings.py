@@ -255,11 +255,17 @@ class Settings(Section):
 
     @classmethod
     def load_client(cls, config: Path | None = None) -> "Settings":
-        """Read no more than the section `client`, for a server that is named: the rest is for another server.
+        """Read no more than the section `client`, for a server that is named: the rest may be another server's.
 
-        Raises ConfigurationError.
+        A file that is not named, but found, is left out if it cannot be read. Raises ConfigurationError.
         """
-        document = _document(config or _environment().config)
+        named = config or _environment().config
+        try:
+            document = _document(named)
+        except ConfigurationError:
+            if named is not None:
+                raise
+            return cls()
         values = document.value if isinstance(document.value, dict) else {}
         return cls._read(replace(document, value={"client": values.get("client")}), Environment.model_construct(), {})
 

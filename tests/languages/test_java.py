@@ -280,13 +280,14 @@ async def test_the_driver_ends_at_a_line_that_it_does_not_understand(line: str) 
 
 
 async def test_a_token_travels_encrypted_or_to_this_machine(tmp_path: Path) -> None:
-    pem = certificate(tmp_path)
+    pem, authority = certificate(tmp_path), tmp_path / "authority.crt"
+    authority.write_bytes(b"-----BEGIN CERTIFICATE" + pem.read_bytes().partition(b"-----BEGIN CERTIFICATE")[2])
     line = {"call": "AgentService.GetRun", "request": {"runId": RUN_ID}}
     async with serve_tokens() as (plain, seen_plain), serve_tokens(pem) as (secure, seen_secure):
         token = {"DRIVER_TOKEN": "secret"}
         sent = [
             await _driven(plain, line, environment=token),
-            await _driven(secure, line, environment={**token, "DRIVER_CA_FILE": str(pem)}),
+            await _driven(secure, line, environment={**token, "DRIVER_CA_FILE": str(authority)}),
         ]
         broken = await _driven(plain, line, environment={"DRIVER_TOKEN": "sec ret"})
         exposed = await _driven(f"0.0.0.0:{plain.rpartition(':')[2]}", line, environment=token)

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from bough.v1 import policy_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
-from bough_server.settings_sections import ServerSection
+from bough_server.settings_sections import ClientSection, ServerSection
 
 FILE = """
 server: {port: 1111, host: 0.0.0.0, allow_insecure: true}
@@ -400,3 +400,18 @@ def test_a_server_inside_a_program_has_no_tls_and_no_port_for_probes(tmp_path: P
     embedded = Settings.load(config).for_embedded_server().server
     assert embedded == ServerSection(port=0, drain_grace=7)
     assert Settings.load(config).for_worker().server.health_port is None
+
+
+def test_of_a_named_server_only_the_section_client_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "bough.yaml"
+    config.write_text("client: {ca_file: a.crt, token_env: MINE}\nserver: {prt: 1}\n")
+    monkeypatch.setenv("MINE", "secret")
+    settings = Settings.load_client()
+    assert (settings.client.ca_file, dict(settings.secrets)) == (tmp_path / "a.crt", {"MINE": "secret"})
+    config.write_text("client: {ca: a.crt}\n")
+    with pytest.raises(ConfigurationError, match=rf"^{config.name}:1: client\.ca: There is no such setting\."):
+        Settings.load_client()
+    config.write_text("client: {")
+    assert Settings.load_client().client == ClientSection()
+    with pytest.raises(ConfigurationError, match=rf"^{config}:"):
+        Settings.load_client(config)

@@ -154,12 +154,12 @@ class _Worker:
                     await end_child(child, hurry)
                     return
             finally:
-                self._metrics, self.is_serving = "", False
-                self.on_report()
                 if child.returncode is None:
                     child.kill()
                     await child.wait()
-                await following
+                await following  # its last reports are read, so that none follows this
+                self._metrics, self.is_serving = "", False
+                self.on_report()
             if not self.serves.is_set():
                 raise _NeverServed
             failures = 0 if loop_time() - began > _STEADY_SECONDS else failures + 1
