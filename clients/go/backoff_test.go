@@ -101,6 +101,20 @@ func TestOnlyUnavailableIsRetried(t *testing.T) {
 	}
 }
 
+func TestAStreamWhoseTokenHasExpiredRejoinsOnceWithTheNextToken(t *testing.T) {
+	refused := &Error{Code: codes.Unauthenticated}
+	b := (&world{time: time.Unix(1e9, 0)}).backoff(Rejoining{})
+	for range 2 {
+		b.progressed()
+		if delay, err := b.delayAfter(refused); delay != 0 || err != nil {
+			t.Errorf("delay %s, error %v", delay, err)
+		}
+		if _, err := b.delayAfter(refused); err != refused {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
 func TestADeadlineBeforeTheNextAttemptEndsTheStreamAtOnce(t *testing.T) {
 	w := &world{time: time.Unix(1e9, 0), random: 0.5}
 	b := w.backoff(Rejoining{})

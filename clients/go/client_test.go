@@ -282,6 +282,30 @@ func TestATokenIsSentOverTLS(t *testing.T) {
 	}
 }
 
+func TestATokenOfASourceIsAskedForWithEachCall(t *testing.T) {
+	address, authorities, tokens := secureServer(t)
+	issued := []string{"first", "second", "not one"}
+	client, err := bough.NewClient(address, bough.WithTLS(&tls.Config{RootCAs: authorities}),
+		bough.WithTokenSource(func(context.Context) (string, error) {
+			token := issued[0]
+			issued = issued[1:]
+			return token, nil
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for _, wanted := range []string{"Bearer first", "Bearer second"} {
+		if err := client.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if received := <-tokens; !slices.Equal(received, []string{wanted}) {
+			t.Errorf("authorization %q", received)
+		}
+	}
+	wantError(t, client.Check(t.Context()), codes.Unauthenticated, "")
+}
+
 func TestAServerWithAnUnknownAuthorityIsNotTrusted(t *testing.T) {
 	address, _, _ := secureServer(t)
 	client, err := bough.NewClient(address, bough.WithTLS(nil))

@@ -21,7 +21,8 @@ type Option func(*settings)
 
 type settings struct {
 	tls       *tls.Config
-	token     string
+	token     TokenSource
+	fixed     string
 	rejoining *Rejoining
 	dial      []grpc.DialOption
 }
@@ -39,7 +40,21 @@ func WithTLS(config *tls.Config) Option {
 
 // WithToken sends a bearer token with every call. Without [WithTLS] that is an error, unless the address is of this machine.
 func WithToken(token string) Option {
-	return func(s *settings) { s.token = token }
+	return func(s *settings) {
+		s.fixed, s.token = token, nil
+		if token != "" {
+			s.token = func(context.Context) (string, error) { return token, nil }
+		}
+	}
+}
+
+// TokenSource returns the present bearer token. It is called for each call, and when a stream rejoins because its token has expired.
+type TokenSource func(context.Context) (string, error)
+
+// WithTokenSource sends the token that a function returns, as [WithToken] does. A call whose token cannot be had fails with
+// UNAUTHENTICATED.
+func WithTokenSource(source TokenSource) Option {
+	return func(s *settings) { s.fixed, s.token = "", source }
 }
 
 // WithRejoining says how streams survive drops.
@@ -107,12 +122,12 @@ func (s *settings) dialOptions(address string, contact *contact) ([]grpc.DialOpt
 		grpc.WithChainUnaryInterceptor(describeUnary),
 		grpc.WithChainStreamInterceptor(describeStream),
 	}
-	if s.token != "" {
+	if s.token != nil {
 		if s.tls == nil && !isLoopback(address) {
 			return nil, fmt.Errorf("bough: a token is not sent to %s without TLS: use WithTLS", address)
 		}
-		if strings.ContainsFunc(s.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return nil, errors.New("bough: the token has characters that no bearer token has")
+		if s.fixed != "" && !isToken(s.fixed) {
+			return nil, errNoToken
 		}
 		options = append(options, grpc.WithPerRPCCredentials(bearer{token: s.token, isSecure: s.tls != nil}))
 	}
@@ -121,12 +136,26 @@ func (s *settings) dialOptions(address string, contact *contact) ([]grpc.DialOpt
 
 // bearer sends a token with every call.
 type bearer struct {
-	token    string
+	token    TokenSource
 	isSecure bool
 }
 
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{"authorization": "Bearer " + b.token}, nil
+func (b bearer) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	token, err := b.token(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !isToken(token) {
+		return nil, errNoToken
+	}
+	return map[string]string{"authorization": "Bearer " + token}, nil
+}
+
+// errNoToken does not show the token, which may be right but for a line break.
+var errNoToken = errors.New("bough: the token is empty or has characters that no bearer token has")
+
+func isToken(token string) bool {
+	return token != "" && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 func (b bearer) RequireTransportSecurity() bool { return b.isSecure }

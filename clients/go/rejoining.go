@@ -99,11 +99,13 @@ type backoff struct {
 	attempt     int
 	unavailable time.Time // since when; zero while the server is available
 	isStuck     bool      // the server is reachable and cannot continue the run
+	isKnown     bool      // the server has accepted the token of a call since it last refused one
 	outages     int
 }
 
 // answered records that the server accepted a call; ignored while it cannot continue the run.
 func (b *backoff) answered() {
+	b.isKnown = true
 	if !b.isStuck {
 		b.unavailable = time.Time{}
 	}
@@ -111,13 +113,18 @@ func (b *backoff) answered() {
 
 // progressed records that the stream received a response.
 func (b *backoff) progressed() {
-	b.attempt, b.unavailable, b.isStuck = 0, time.Time{}, false
+	b.attempt, b.unavailable, b.isStuck, b.isKnown = 0, time.Time{}, false, true
 }
 
 // delayAfter returns how long to wait before the next attempt, or the error if it ends the stream.
 //
-// Only UNAVAILABLE is retried. The server's retry delay is a lower bound, itself bounded by LongestDelay.
+// Only UNAVAILABLE is retried, and UNAUTHENTICATED of a call that the server has accepted before: its token has expired, and the next
+// call has the present one. The server's retry delay is a lower bound, itself bounded by LongestDelay.
 func (b *backoff) delayAfter(failed *Error) (time.Duration, *Error) {
+	if failed.Code == codes.Unauthenticated && b.isKnown && b.timeout() > 0 {
+		b.isKnown = false
+		return 0, nil
+	}
 	if failed.Code != codes.Unavailable {
 		return 0, failed
 	}

@@ -5,9 +5,9 @@ It is the only module that knows every part, and contains no behavior that a cal
 
 import asyncio
 import gc
-import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,16 +19,17 @@ from opentelemetry.sdk.trace import TracerProvider
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.loading import definition_files, load_python, load_sources
 from bough_server.agents.registry import Registry
-from bough_server.api.health import Health
+from bough_server.api.health import Health, serve_health
+from bough_server.api.ports import TlsFiles, bind_ports, check_exposure
 from bough_server.api.reflection import add_reflection
 from bough_server.api.services import Services
 from bough_server.auth.authentication import Authenticator
-from bough_server.clock import Clock, SystemClock, loop_time
+from bough_server.clock import Clock, SystemClock
 from bough_server.distribution import version
-from bough_server.errors import ConfigurationError, DatabaseUnreachable
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.metrics.custom import load_metrics
+from bough_server.identity import LOCAL, Principal
 from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_caller
 from bough_server.interceptors.chain import interceptors
@@ -46,15 +47,12 @@ from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection, to_reachable_address
-from bough_server.store.opening import display_database_url, open_store
+from bough_server.store.opening import display_database_url, open_store, wait_for_store
 from bough_server.store.sql.store import Store
 from bough_server.threads import run_in_thread
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds that streams have to send their last messages after the runs have ended."""
-
-_DATABASE_SECONDS: Final = 0.5
-"""Seconds between two tries to reach the database at the start."""
 
 MAX_PENDING_CALLS: Final = 50_000
 """The most calls that may wait for the event loop to take them; their requests are not read before."""
@@ -96,17 +94,24 @@ class App:
         runs: Runs,
         evaluations: Evaluations,
         server: aio.Server,
+        tls: TlsFiles | None,
         watchdog: Watchdog,
         authenticator: Authenticator | None = None,
     ) -> None:
         self.settings, self.store, self.registry, self.runs = settings, store, registry, runs
         self.evaluations = evaluations
         self.watchdog = watchdog
-        self._server, self._health, self._authenticator = server, Health(), authenticator
+        self.health = Health()
+        self._server, self._tls, self._probes = server, tls, AsyncExitStack()
+        self._authenticator = authenticator
         self._stopping: asyncio.Task[None] | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self.address = ""
         """HOST:PORT with the port that was bound."""
+        self.mtls_address = ""
+        """HOST:PORT at which clients need a certificate; empty if there is none."""
+        self.health_address = ""
+        """HOST:PORT at which health alone is served; empty if there is none."""
         self.metrics: Metrics | None = None
         """The metrics of this process; None if they are disabled."""
         self.metrics_address = ""
@@ -123,16 +128,19 @@ class App:
         is_embedded: bool = False,
         is_watched: bool = True,
         is_worker: bool = False,
+        principal: Principal = LOCAL.principal,
     ) -> "AsyncIterator[App]":
         """Open a server that serves until the context exits.
 
         Runs that an earlier server left open are recovered while calls are served; a server that only reads passes
         `recover` as False. `is_embedded` for a server inside a command; `is_watched` False if the event loop is another
-        program's; `is_worker` if others serve the same port. Raises ConfigurationError.
+        program's; `is_worker` if others serve the same port; `principal` is that of all calls, if callers are not
+        authenticated. Raises ConfigurationError.
         """
-        _check_host(settings.server)
+        check_exposure(settings.server, has_auth=settings.has_auth)
         async with AsyncExitStack() as stack:
             clock = clock or SystemClock()
+            tls = None if settings.server.tls is None else TlsFiles(settings.server, settings.locate, clock)
             registry = _registry(settings, _open_models(settings, stack, clock))
             # Before the store, whose last commits are counted too.
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
@@ -153,9 +161,8 @@ class App:
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
-            # A server inside a command serves that command only.
-            authenticator = None if is_embedded else _make_authenticator(settings, clock, metrics)
-            server = _make_server(settings.server, provider, authenticator, shares_port=is_worker)
+            authenticator = _make_authenticator(settings, clock, metrics)
+            server = _make_server(settings.server, provider, authenticator, principal, shares_port=is_worker)
             services = Services(runs=runs, evaluations=evaluations, store=store, dependencies=dependencies)
             services.add_to(server, caller=current_caller)
             if settings.server.reflection:
@@ -167,10 +174,13 @@ class App:
                 runs=runs,
                 evaluations=evaluations,
                 server=server,
+                tls=tls,
                 watchdog=watchdog,
                 authenticator=authenticator,
             )
             app.metrics, app.metrics_address = metrics, metrics_address
+            if metrics is not None and tls is not None:
+                metrics.watch_certificates(tls.count_refused_files, lambda: tls.certificate.value.expires)
             # Before start(), so that a failed start is undone as well.
             stack.push_async_callback(app.stop)
             await app.start()
@@ -181,21 +191,17 @@ class App:
     async def start(self) -> None:
         """Bind the port and serve, becoming SERVING last. Raises ConfigurationError if the port cannot be bound."""
         section = self.settings.server
-        await self._health.start(self._server)
-        host = f"[{section.host}]" if ":" in section.host else section.host
-        try:
-            port = self._server.add_insecure_port(f"{host}:{section.port}")
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"Port {section.port} of {section.host} cannot be bound; it is probably in use. "
-                "Choose another with --port, or 0 for any free one."
-            ) from error
+        await self.health.start(self._server)
+        self.address, self.mtls_address = bind_ports(self._server, section, self._tls)
+        if section.health_port is not None:
+            probes = serve_health(self.health, section.host, section.health_port)
+            self.health_address = await self._probes.enter_async_context(probes)
         await self._server.start()
-        self.address = f"{host}:{port}"
-        await self._health.set_serving()
+        await self.health.set_serving()
         self._watching = {
             asyncio.create_task(self.store.watch()),
-            asyncio.create_task(self._health.follow(self.store.write_health.changes())),
+            *(asyncio.create_task(each.watch()) for each in (self._tls.watched if self._tls is not None else ())),
+            asyncio.create_task(self.health.follow(self.store.write_health.changes())),
             asyncio.create_task(give_back_freed_memory()),
         }
         if self._authenticator is not None:
@@ -237,6 +243,8 @@ class App:
             agents=len(self.registry.resolver.agents),
             models=", ".join(self.settings.models),
             metrics=self.metrics_address or "none",
+            **({"mtls": self.mtls_address} if self.mtls_address else {}),
+            **({"health": self.health_address} if self.health_address else {}),
             worker=self.runs.worker.name,
         )
 
@@ -258,10 +266,11 @@ class App:
             await asyncio.wait(self._watching)
         self.store.publish("")
         # In this order: load balancers stop sending calls, runs end, and their streams can still send the ends.
-        await self._health.set_not_serving()
+        await self.health.set_not_serving()
         await self.evaluations.close()
         await self.runs.drain(grace)
         await self._server.stop(CLOSE_SECONDS)
+        await self._probes.aclose()
 
 
 @asynccontextmanager
@@ -272,12 +281,16 @@ async def open_server(
     recover: bool = True,
     is_embedded: bool = False,
     on_wait: Callable[[], None] = lambda: None,
+    principal: Principal = LOCAL.principal,
 ) -> AsyncIterator[str]:
     """Yield the address of a server that serves while the context is open; see App.open.
 
     One inside a command, if that ends well, waits for the runs that other commands follow, and calls `on_wait` first.
     """
-    async with App.open(settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False) as app:
+    opening = App.open(
+        settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False, principal=principal
+    )
+    async with opening as app:
         yield app.address
         if is_embedded and app.runs.list_followed_runs():
             on_wait()
@@ -318,25 +331,10 @@ async def _open_store(
         report_commit=None if metrics is None else metrics.on_commit,
         clock=clock,
     )
-    store = await _wait_for_store(opening, storage.wait_at_start if is_patient else 0.0)
+    store = await wait_for_store(opening, storage.wait_at_start if is_patient else 0.0)
     if metrics is not None and store.followed is not None:
         metrics.watch_followed_logs(store.followed.count_reads)
     return store
-
-
-async def _wait_for_store(opening: Callable[[], Store], seconds: float) -> Store:
-    """Open a store, again and again if its database cannot be reached. Raises ConfigurationError."""
-    ends, is_logged = loop_time() + seconds, False
-    while True:
-        try:
-            return opening()
-        except DatabaseUnreachable as error:
-            if loop_time() + _DATABASE_SECONDS > ends:
-                raise
-            if not is_logged:
-                _log.warning("waiting for the database", error=error.message, seconds=seconds)
-                is_logged = True
-        await asyncio.sleep(_DATABASE_SECONDS)
 
 
 def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProvider | None, Tracing]:
@@ -363,6 +361,7 @@ def _make_server(
     section: ServerSection,
     provider: TracerProvider | None,
     authenticator: Authenticator | None,
+    principal: Principal,
     *,
     shares_port: bool,
 ) -> aio.Server:
@@ -373,13 +372,16 @@ def _make_server(
         max_streams=section.max_streams,
         max_streams_of_caller=section.max_streams_of_caller,
         authenticator=authenticator,
+        local=replace(LOCAL, principal=principal),
     )
     received = ("grpc.max_receive_message_length", most_bytes(section.max_files_bytes))
     # Else two servers on one port would start without an error and share its calls.
     reuse = ("grpc.so_reuseport", int(shares_port))
+    # Without a grace: streams in progress stay on their connection until they end.
+    age = ("grpc.max_connection_age_ms", int(section.max_connection_age * 1000))
     # A token that names many groups is larger than the default of 8 KiB.
     metadata = () if authenticator is None else (("grpc.max_metadata_size", _METADATA_BYTES),)
-    return aio.server(interceptors=chain, options=(received, reuse, *metadata, *_OPTIONS))
+    return aio.server(interceptors=chain, options=(received, reuse, age, *metadata, *_OPTIONS))
 
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
@@ -446,19 +448,6 @@ def _evaluation_dependencies(
 
 def _ignore(*_: object) -> None:
     pass
-
-
-def _check_host(section: ServerSection) -> None:
-    """Raise ConfigurationError for a host that is not loopback, unless allow_insecure is set."""
-    try:
-        is_loopback = ipaddress.ip_address(section.host).is_loopback
-    except ValueError:
-        is_loopback = section.host == "localhost"
-    if not is_loopback and not section.allow_insecure:
-        raise ConfigurationError(
-            f"{section.host} is not a loopback address, and calls would travel unencrypted and unauthenticated: "
-            "listen on 127.0.0.1, or pass --allow-insecure."
-        )
 
 
 def _write_whole(path: Path, text: str) -> None:

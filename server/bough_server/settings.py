@@ -6,6 +6,7 @@ values.
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
@@ -19,6 +20,7 @@ from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.config import ModelSection, model_problems
 from bough_server.models.model import DEFAULT_CURRENCY
 from bough_server.settings_sections import (
+    ClientSection,
     Currency,
     EvaluationSection,
     LimitsSection,
@@ -43,6 +45,9 @@ class Flags(TypedDict, total=False):
 
     host: str | None
     port: int | None
+    mtls_port: int | None
+    allow_no_tls: bool | None
+    allow_no_auth: bool | None
     allow_insecure: bool | None
     database: str | None
     default_model: str | None
@@ -54,6 +59,9 @@ class Flags(TypedDict, total=False):
 _PLACES: Final[Mapping[str, FieldPath]] = {
     "host": ("server", "host"),
     "port": ("server", "port"),
+    "mtls_port": ("server", "mtls", "port"),
+    "allow_no_tls": ("server", "allow_no_tls"),
+    "allow_no_auth": ("server", "allow_no_auth"),
     "allow_insecure": ("server", "allow_insecure"),
     "reflection": ("server", "reflection"),
     "database": ("storage", "url"),
@@ -140,6 +148,8 @@ class Settings(Section):
 
     server: ServerSection = ServerSection()
     """Where the server listens, and how it stops."""
+    client: ClientSection = ClientSection()
+    """How commands connect to the server that `address` or `--address` names."""
     storage: StorageSection = Field(
         default_factory=lambda: StorageSection(url=database_url(DEFAULT_DATABASE, Path.cwd()))
     )
@@ -178,6 +188,8 @@ class Settings(Section):
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
     _secrets: Secrets = PrivateAttr(default_factory=lambda: Secrets({}))
 
+    _document: Document = PrivateAttr(default_factory=lambda: Document(path=DEFAULT_FILE, value={}, lines={}))
+    _origins: Mapping[FieldPath, str] = PrivateAttr(default_factory=dict)
     _exports_traces: bool = PrivateAttr(default=False)
     _exports_metrics: bool = PrivateAttr(default=False)
 
@@ -198,7 +210,7 @@ class Settings(Section):
 
     @property
     def secrets(self) -> Secrets:
-        """The variables that models name as their keys, as far as they are set; nothing else of the environment."""
+        """The variables that models name as their keys, and that of the commands' token, as far as they are set."""
         return self._secrets
 
     @classmethod
@@ -217,18 +229,50 @@ class Settings(Section):
         """
         settings = cls.model_validate(values, context={"folder": folder})
         found = variables or {}
-        names = {model.api_key_env for model in settings.models.values()} - {""}
+        names = {model.api_key_env for model in settings.models.values()} | {settings.client.token_env}
         settings._folder = folder
-        settings._secrets = Secrets({name: found[name] for name in sorted(names) if found.get(name)})
+        settings._secrets = Secrets({name: found[name] for name in sorted(names - {""}) if found.get(name)})
         settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
         return settings
 
+    @property
+    def has_auth(self) -> bool:
+        """Whether callers are authenticated."""
+        return self.auth is not None
+
+    def locate(self, path: FieldPath, description: str) -> Problem:
+        """Return a problem at a setting, with the file and line, the variable or the flag that set it."""
+        return _locate_problem(path, description, self._document, self._origins)
+
     def for_worker(self) -> "Settings":
-        """Return the settings of one of several workers: its metrics are for the parent, at any free port."""
-        if self.telemetry.prometheus_port is None:
-            return self
+        """Return the settings of one of several workers: its metrics and its health are for the parent."""
         local = {"prometheus_host": "127.0.0.1", "prometheus_port": 0}
-        return self.model_copy(update={"telemetry": self.telemetry.model_copy(update=local)})
+        telemetry = (
+            self.telemetry if self.telemetry.prometheus_port is None else self.telemetry.model_copy(update=local)
+        )
+        server = self.server.model_copy(update={"health_port": None})
+        return self.model_copy(update={"telemetry": telemetry, "server": server})
+
+    def for_embedded_server(self) -> "Settings":
+        """Return the settings of a server inside a program, which that alone calls: any free port of loopback."""
+        alone = {"host": "127.0.0.1", "port": 0, "tls": None, "mtls": None, "health_port": None}
+        return self.model_copy(update={"server": self.server.model_copy(update=alone), "auth": None})
+
+    @classmethod
+    def load_client(cls, config: Path | None = None) -> "Settings":
+        """Read no more than the section `client`, for a server that is named: the rest may be another server's.
+
+        A file that is not named, but found, is left out if it cannot be read. Raises ConfigurationError.
+        """
+        named = config or _environment().config
+        try:
+            document = _document(named)
+        except ConfigurationError:
+            if named is not None:
+                raise
+            return cls()
+        values = document.value if isinstance(document.value, dict) else {}
+        return cls._read(replace(document, value={"client": values.get("client")}), Environment.model_construct(), {})
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Unpack[Flags]) -> "Settings":
@@ -239,7 +283,10 @@ class Settings(Section):
         its flag.
         """
         environment = _environment()
-        document = _document(config or environment.config)
+        return cls._read(_document(config or environment.config), environment, flags)
+
+    @classmethod
+    def _read(cls, document: Document, environment: Environment, flags: Flags) -> "Settings":
         folder = Path(document.path).resolve().parent if document.lines else Path.cwd()
         values, origins = _merge_sources(document, environment, flags)
         _resolve_database(values, origins, folder)
@@ -259,9 +306,8 @@ class Settings(Section):
                     for each in error.errors()
                 )
             ) from None
-        raise_problems(
-            [_locate_problem(path, words, document, origins) for path, words in model_problems(settings.models)]
-        )
+        settings._document, settings._origins = document, origins
+        raise_problems([settings.locate(path, words) for path, words in model_problems(settings.models)])
         return settings
 
 

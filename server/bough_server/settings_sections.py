@@ -2,11 +2,22 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from google.protobuf.duration_pb2 import Duration
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from bough.v1 import policy_pb2
 from bough_server.documents.yaml import DURATION, FieldPath, parse_duration, suggestion
@@ -35,6 +46,27 @@ Seconds = Annotated[
 Count = Annotated[int, Field(ge=0, le=_LARGEST_INT32, strict=True)]
 Amount = Annotated[int, Field(ge=0, le=_LARGEST_INT64, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+def _resolve_path(path: Path, info: ValidationInfo) -> Path:
+    folder: Path = (info.context or {}).get("folder", Path.cwd())
+    return folder / path
+
+
+FilePath = Annotated[Path, AfterValidator(_resolve_path)]
+"""A file, absolute; a relative name is below the configuration's folder."""
+
+
+def _check_variable(name: str) -> str:
+    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,127})?", name):
+        raise ValueError("must be the name of an environment variable that holds the key, not the key")
+    return name
+
+
+VariableName = Annotated[str, AfterValidator(_check_variable)]
+"""The name of an environment variable that holds a secret."""
+
+PortNumber = Annotated[int, Field(ge=0, le=65535, strict=True)]
 
 
 class Section(BaseModel):
@@ -66,19 +98,53 @@ def to_reachable_address(address: str) -> str:
     return f"{_LOOPBACK.get(host, host)}:{port}"
 
 
+class TlsSection(Section):
+    """The server's certificate. Both files are read again when they change, and used if they pass the checks."""
+
+    cert_file: FilePath
+    """The server's certificate as PEM, then the certificates that issued it; relative to this file."""
+    key_file: FilePath
+    """Its private key as PEM, without a passphrase; relative to this file."""
+
+
+class MutualTlsSection(Section):
+    """A second port, at which every client needs a certificate."""
+
+    port: PortNumber
+    """The port at which every client needs a certificate; 0 for any free port."""
+    client_ca_file: FilePath
+    """The authorities that issue certificates of clients, as PEM; relative to this file. It is read again when it
+    changes.
+    """
+
+
 class ServerSection(Section):
     """Where the server listens, and how it stops."""
 
     host: str = "127.0.0.1"
     """The address that the server listens on."""
-    port: Annotated[int, Field(ge=0, le=65535, strict=True)] = 50051
+    port: PortNumber = 50051
     """The port that the server listens on; 0 for any free port."""
+    tls: TlsSection | None = None
+    """Encrypts calls. Unset: they are in plaintext."""
+    mtls: MutualTlsSection | None = None
+    """A second port, at which every client needs a certificate; needs `tls`. Unset: there is none."""
+    health_port: PortNumber | None = None
+    """A port that answers `grpc.health.v1` alone, in plaintext and to anyone, for probes; 0 for any free port. Unset:
+    there is none, and probes use `port`.
+    """
+    max_connection_age: Annotated[Seconds, Field(gt=0, le=20 * 86_400)] = 3_600.0
+    """How long a connection may take new calls; then clients open another, and show their certificates anew. Calls and
+    streams in progress stay on the old one until they end. At most 20 days.
+    """
     reflection: Flag = True
     """Whether tools can list the services and read the schema from the server."""
+    allow_no_tls: Flag = False
+    """Whether the server may listen on another address than loopback without `tls`, behind a proxy that encrypts."""
+    allow_no_auth: Flag = False
+    """Whether the server may listen on another address than loopback although all callers are the same user."""
     allow_insecure: Flag = False
-    """Whether the server may listen on another address than loopback, although calls are neither encrypted nor
-    authenticated.
-    """
+    """Both `allow_no_tls` and `allow_no_auth`."""
     max_files_bytes: Annotated[int, Field(ge=0, le=256 * 1024 * 1024, strict=True)] = MAX_FILES_BYTES
     """The most bytes of all files of one message or one tool's result; the default is 16 MiB."""
     max_request_bytes: Annotated[int, Field(ge=64 * 1024 * 1024, strict=True)] = 256 * 1024 * 1024
@@ -95,6 +161,53 @@ class ServerSection(Section):
     """How many runs the server executes at once; more are accepted, and wait for it, or for another server on the same
     PostgreSQL, to have room. Without it there is no bound.
     """
+
+    @model_validator(mode="after")
+    def _check_mtls(self) -> "ServerSection":
+        if self.mtls is not None and self.tls is None:
+            raise ValueError("mtls needs tls: set tls.cert_file and tls.key_file too")
+        return self
+
+    def is_loopback(self) -> bool:
+        """Return whether only this machine reaches the server."""
+        with suppress(ValueError):
+            return ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+
+class ClientSection(Section):
+    """How commands connect to the server that `address` or `--address` names.
+
+    The servers that they find on this machine by the rest of this file need none of it, except for the token.
+    """
+
+    tls: Flag | None = None
+    """Whether the connection is encrypted. Unset: it is if `ca_file` or `cert_file` is set."""
+    ca_file: FilePath | None = None
+    """The authorities that issue the server's certificate, as PEM; relative to this file. Unset: the public ones that
+    gRPC knows.
+    """
+    cert_file: FilePath | None = None
+    """The certificate of the commands, for a server that asks for one, as PEM with the certificates that issued it;
+    relative to this file.
+    """
+    key_file: FilePath | None = None
+    """Its private key as PEM, without a passphrase; relative to this file."""
+    token_env: VariableName = "BOUGH_TOKEN"
+    """The environment variable with the bearer token that commands send; none is sent while it is unset."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection is encrypted."""
+        return bool(self.ca_file or self.cert_file) if self.tls is None else self.tls
+
+    @model_validator(mode="after")
+    def _check_files(self) -> "ClientSection":
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file belong together: set both, or none")
+        if self.tls is False and (self.ca_file or self.cert_file):
+            raise ValueError("tls is false, and files of TLS are set: remove one or the other")
+        return self
 
 
 class StorageSection(Section):
@@ -225,7 +338,7 @@ class TelemetrySection(Section):
     """Whether spans carry messages, instructions, arguments and results."""
     prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """The address of the page with metrics for Prometheus, which is not encrypted."""
-    prometheus_port: Annotated[int, Field(ge=0, le=65535, strict=True)] | None = None
+    prometheus_port: PortNumber | None = None
     """The port of that page; 0 for any free port. Unset: there is no page."""
 
 

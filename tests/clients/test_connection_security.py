@@ -8,12 +8,13 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc import aio
+from grpc_health.v1 import health, health_pb2_grpc
 
-from bough import AsyncClient, Client, Unavailable, collect
+from bough import AsyncClient, CallFailed, Client, Unavailable, collect
 from bough.channel import Token
 from bough.v1 import agent_service_pb2_grpc
 from tests.clients.run_events import RUN_ID, desk
-from tests.clients.stream_server import LoopbackService
+from tests.clients.stream_server import Call, LoopbackService, listening
 from tests.support.certificates import certificate
 
 
@@ -29,11 +30,13 @@ class _Tokens(aio.ServerInterceptor):
 
 
 @asynccontextmanager
-async def _server(pem: Path | None = None) -> AsyncIterator[tuple[str, list[str | bytes | None]]]:
+async def serve_tokens(pem: Path | None = None) -> AsyncIterator[tuple[str, list[str | bytes | None]]]:
     """Serve a run, over TLS if there is a certificate; yield the address and the tokens of calls."""
     tokens = _Tokens()
     server = aio.server(interceptors=[tokens], options=(("grpc.so_reuseport", 0),))
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(LoopbackService(desk()), server)
+    # For those who ask, such as balancers; it answers all of them with SERVING.
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     if pem is None:
         port = server.add_insecure_port("127.0.0.1:0")
     else:
@@ -63,14 +66,14 @@ async def _use(address: str, credentials: grpc.ChannelCredentials | None, token:
 async def test_a_token_is_sent_with_every_call_over_tls(tmp_path: Path) -> None:
     pem = certificate(tmp_path)
     trusted = grpc.ssl_channel_credentials(pem.read_bytes())
-    async with _server(pem) as (address, tokens):
+    async with serve_tokens(pem) as (address, tokens):
         await _use(address, trusted, "secret")
         await asyncio.to_thread(_sync_use, address, trusted, "secret")
     assert tokens == ["Bearer secret"] * 4
 
 
 async def test_a_token_is_sent_in_the_clear_to_this_machine(tmp_path: Path) -> None:
-    async with _server() as (address, tokens):
+    async with serve_tokens() as (address, tokens):
         await _use(address, None, "secret")
         await asyncio.to_thread(_sync_use, address, None, "secret")
     assert tokens == ["Bearer secret"] * 4
@@ -78,7 +81,7 @@ async def test_a_token_is_sent_in_the_clear_to_this_machine(tmp_path: Path) -> N
 
 async def test_a_token_that_changes_is_asked_for_with_each_call() -> None:
     current = iter("abcd")
-    async with _server() as (address, tokens):
+    async with serve_tokens() as (address, tokens):
         await _use(address, None, lambda: next(current))
         await asyncio.to_thread(_sync_use, address, None, lambda: next(current))
     assert tokens == ["Bearer a", "Bearer b", "Bearer c", "Bearer d"]
@@ -127,9 +130,24 @@ def test_this_machine_has_many_names(address: str) -> None:
 async def test_a_certificate_that_is_not_trusted_ends_the_call(tmp_path: Path) -> None:
     strangers = grpc.ssl_channel_credentials()
     async with (
-        _server(certificate(tmp_path)) as (address, tokens),
+        serve_tokens(certificate(tmp_path)) as (address, tokens),
         AsyncClient(address, credentials=strangers) as client,
     ):
         with pytest.raises(Unavailable):
             await client.get_run(RUN_ID)
     assert tokens == []
+
+
+async def test_a_stream_whose_token_has_expired_rejoins_with_the_next_one_and_only_once_without_progress() -> None:
+    expired = Call(events=2, code=grpc.StatusCode.UNAUTHENTICATED)
+    refused = Call(silent=True, code=grpc.StatusCode.UNAUTHENTICATED)
+    current = iter("abcdefgh")
+    async with listening(LoopbackService(desk(), [expired, expired])) as port:
+        async with AsyncClient(f"127.0.0.1:{port}", token=lambda: next(current)) as client:
+            assert list((await collect(client.run("lead", "hi"))).events) == desk()
+        assert next(current) == "d"
+    async with listening(LoopbackService(desk(), [expired, refused])) as port:
+        async with AsyncClient(f"127.0.0.1:{port}", token=lambda: next(current)) as client:
+            with pytest.raises(CallFailed) as ended:
+                await collect(client.run("lead", "hi"))
+        assert (ended.value.code, next(current)) == (grpc.StatusCode.UNAUTHENTICATED, "g")

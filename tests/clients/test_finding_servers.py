@@ -193,12 +193,13 @@ async def test_a_wrong_address_fails_long_before_a_dropped_stream_would_be_given
     unknown = await bough("--address", "no-such-host.invalid:50051", "runs")
     url = await bough("--address", "http://127.0.0.1:1", "runs")
     assert (url.code, url.out, url.err.startswith("The address 'http://127.0.0.1:1' is a URL")) == (2, "", True)
-    for ended, address in (
-        (silent, f"127.0.0.1:{port}"),
-        (free, "127.0.0.1:1"),
-        (unknown, "no-such-host.invalid:50051"),
+    hint = " Something listens there: for a server with TLS, set client.tls or client.ca_file in bough.yaml."
+    for ended, address, further in (
+        (silent, f"127.0.0.1:{port}", hint),
+        (free, "127.0.0.1:1", ""),
+        (unknown, "no-such-host.invalid:50051", ""),
     ):
-        sentence = f"No server answers at {address}: start one there, or omit the address.\n"
+        sentence = f"No server answers at {address}: start one there, or omit the address.{further}\n"
         assert ended == Finished(code=2, out="", err=sentence)
 
 

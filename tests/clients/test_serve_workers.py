@@ -9,10 +9,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc import aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from bough import AsyncClient, collect
 from tests.rpc.test_metrics import scraped
+from tests.support.certificates import Authority
 from tests.support.databases import POSTGRES
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import having
@@ -108,6 +113,44 @@ async def test_what_a_tool_prints_is_printed_by_workers_too_however_much_it_is(t
             server.send(signal.SIGTERM)
             assert await server.end() == 0
     assert (turn.kinds[-1], printed.result()) == ("run_completed", "x" * PRINTED + "\n")
+
+
+async def test_workers_share_the_ports_of_tls_and_their_parent_answers_probes(tmp_path: Path) -> None:
+    servers, clients = Authority("servers"), Authority("clients")
+    servers.issue().write(tmp_path / "server.crt", tmp_path / "server.key")
+    (tmp_path / "clients.crt").write_bytes(clients.pem)
+    client = clients.issue()
+    section = {
+        "tls": {"cert_file": "server.crt", "key_file": "server.key"},
+        "mtls": {"port": 0, "client_ca_file": "clients.crt"},
+        "health_port": 0,
+    }
+    with POSTGRES.empty() as url:
+        storage = {"url": url, "durability": "process"}
+        config = write_project(
+            tmp_path, llm("greeter"), script={"greeter": ["Hello."] * 9}, storage=storage, server=section
+        )
+        async with serving(config, arguments=["--workers", str(WORKERS)]) as server:
+            (port,) = re.findall(r"serving clients with certificates +port=(\d+)", server.said)
+            (probes,) = re.findall(r"health of all workers +address=(\S+)", server.said)
+            plain = grpc.ssl_channel_credentials(servers.pem)
+            mutual = grpc.ssl_channel_credentials(servers.pem, client.key, client.chain)
+            for address, credentials in ((server.address, plain), (f"127.0.0.1:{port}", mutual)):
+                async with AsyncClient(address, credentials=credentials) as caller:
+                    assert (await collect(caller.run("greeter", "hi"))).answer == "Hello."
+            async with aio.insecure_channel(probes) as channel:
+                watching = aiter(HealthStub(channel).Watch(HealthCheckRequest(service="bough.v1.AgentService")))
+                states = [(await anext(watching)).status]
+                for pid in processes(server).values():
+                    os.kill(pid, signal.SIGSTOP)  # what a worker cannot answer, its parent can
+                states.append((await HealthStub(channel).Check(HealthCheckRequest(), timeout=5)).status)
+                for pid in processes(server).values():
+                    os.kill(pid, signal.SIGCONT)
+                server.send(signal.SIGTERM)
+                states.append((await anext(watching)).status)
+            assert await server.end() == 0
+    response = HealthCheckResponse
+    assert states == [response.SERVING, response.SERVING, response.NOT_SERVING]
 
 
 async def test_workers_end_with_their_parent(tmp_path: Path) -> None:

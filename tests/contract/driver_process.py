@@ -77,8 +77,14 @@ class DriverProcess:
 
 
 @asynccontextmanager
-async def driving(command: Sequence[str], address: str, errors: Path) -> AsyncIterator[DriverProcess]:
-    """Run a driver against an address; what it says on its standard error is added to a file."""
+async def driving(
+    command: Sequence[str], address: str, errors: Path, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[DriverProcess]:
+    """Run a driver against an address; what it says on its standard error is added to a file.
+
+    `environment` are further variables, by which a driver finds its certificates and its token.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("BOUGH_")}
     with errors.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -87,7 +93,7 @@ async def driving(command: Sequence[str], address: str, errors: Path) -> AsyncIt
             stdout=PIPE,
             stderr=file,
             cwd=ROOT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("BOUGH_")},
+            env={**inherited, **(environment or {})},
             limit=LINE_BYTES,
         )
     driver = DriverProcess(process, errors)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from grpc import aio
@@ -30,8 +31,11 @@ _STUBS: Final[Mapping[str, Any]] = {
 class Operator:
     """A channel of the tests to a server."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = aio.insecure_channel(address, options=_UNBOUNDED)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        if credentials is None:
+            self._channel = aio.insecure_channel(address, options=_UNBOUNDED)
+        else:
+            self._channel = aio.secure_channel(address, credentials, options=_UNBOUNDED)
 
     async def close(self) -> None:
         """Close the channel."""

@@ -186,6 +186,8 @@ class Server(_Strict):
     agents: Sequence[Mapping[str, Any]] = ()
     script: Mapping[str, Sequence[Any]] = {}
     settings: Mapping[str, Any] = {}
+    tls: bool = False
+    """Whether calls come over TLS, and each driver has a certificate, for which the server asks."""
     newer: NewerServer | None = None
 
 

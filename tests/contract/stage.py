@@ -1,16 +1,20 @@
 """What scenarios are played on: a server that can be killed, a gate for its tool, and a driver behind a proxy."""
 
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import grpc
 
 from tests.contract.driver_process import DriverProcess, driving
 from tests.contract.languages import command_of
 from tests.contract.newer_server import NewerProcess, serving_newer
 from tests.contract.operator_calls import Operator
 from tests.contract.scenario_files import Server
+from tests.support.certificates import Authority
 from tests.support.cutting_proxy import Proxy, proxying
 from tests.support.processes import Serving, serving
 from tests.support.projects import write_project
@@ -59,6 +63,27 @@ async def interviewer(ctx: Context, input: str) -> str:
 '''
 
 
+class Certificates:
+    """Those of a server, and of a driver that calls it, in the files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = Authority()
+        authority.issue().write(folder / "server.crt", folder / "server.key")
+        authority.issue().write(folder / "driver.crt", folder / "driver.key")
+        (folder / "authority.crt").write_bytes(authority.pem)
+        self.environment = {
+            "DRIVER_CA_FILE": str(folder / "authority.crt"),
+            "DRIVER_CERT_FILE": str(folder / "driver.crt"),
+            "DRIVER_KEY_FILE": str(folder / "driver.key"),
+            "DRIVER_TOKEN": "secret",
+        }
+        self.section = {
+            "tls": {"cert_file": "server.crt", "key_file": "server.key"},
+            "mtls": {"port": 0, "client_ca_file": "authority.crt"},
+        }
+        self.credentials = grpc.ssl_channel_credentials(authority.pem)
+
+
 class ServerProcess:
     """A server on a database that stays, behind one address over its restarts."""
 
@@ -75,8 +100,9 @@ class ServerProcess:
     async def start(self) -> None:
         """Start a process; connections that begin from now on are for it."""
         self._server = await self._stack.enter_async_context(serving(self._config))
+        mutual = re.findall(r" mtls=(\S+)", self._server.said)
         for proxy in self._proxies:
-            proxy.target = self._server.address
+            proxy.target = mutual[-1] if mutual else self._server.address
 
     async def restart(self, number: signal.Signals) -> None:
         """End the process by a signal and start the next one."""
@@ -89,8 +115,17 @@ class ServerProcess:
 class Stage:
     """A server, and the driver of one language at a time."""
 
-    def __init__(self, folder: Path, server: ServerProcess | NewerProcess, gate: Gate, proxy: Proxy) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: ServerProcess | NewerProcess,
+        *,
+        gate: Gate,
+        proxy: Proxy,
+        certificates: Certificates | None = None,
+    ) -> None:
         self._folder, self.server, self.gate, self.proxy = folder, server, gate, proxy
+        self._certificates = certificates
         self._drivers, self._language = AsyncExitStack(), ""
         self._driver: DriverProcess | None = None
 
@@ -100,7 +135,10 @@ class Stage:
             await self.end_driver()
             command = command_of(language)
             errors = self._folder / f"{language}.stderr"
-            self._driver = await self._drivers.enter_async_context(driving(command, self.proxy.address, errors))
+            environment = None if self._certificates is None else self._certificates.environment
+            self._driver = await self._drivers.enter_async_context(
+                driving(command, self.proxy.address, errors, environment)
+            )
             self._language = language
         return self._driver
 
@@ -121,7 +159,8 @@ class Stage:
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[Operator]:
         """A channel of the tests to the present process."""
-        operator = Operator(self.server.address)
+        credentials = None if self._certificates is None else self._certificates.credentials
+        operator = Operator(self.server.address, credentials)
         try:
             yield operator
         finally:
@@ -133,13 +172,14 @@ async def staged(described: Server, folder: Path) -> AsyncIterator[Stage]:
     """Start the server that a group of scenarios describes, in an empty folder."""
     async with AsyncExitStack() as stack, standing_gate() as gate, proxying("") as proxy:
         server: ServerProcess | NewerProcess
+        certificates = Certificates(folder) if described.tls else None
         if described.newer is not None:
             server = await stack.enter_async_context(serving_newer(described.newer, gate))
             proxy.target = server.address
         else:
-            server = ServerProcess(_configured(described, folder, gate), stack, [proxy])
+            server = ServerProcess(_configured(described, folder, gate, certificates), stack, [proxy])
             await server.start()
-        stage = Stage(folder, server, gate, proxy)
+        stage = Stage(folder, server, gate=gate, proxy=proxy, certificates=certificates)
         try:
             yield stage
         finally:
@@ -147,7 +187,9 @@ async def staged(described: Server, folder: Path) -> AsyncIterator[Stage]:
             await stage.end_driver()
 
 
-def _configured(described: Server, folder: Path, gate: Gate) -> Path:
+def _configured(described: Server, folder: Path, gate: Gate, certificates: Certificates | None) -> Path:
     (folder / "contract_tools.py").write_text(TOOLS.format(port=gate.port), encoding="utf-8")
-    settings = {"python": ["contract_tools"], **described.settings}
+    settings: dict[str, Any] = {"python": ["contract_tools"], **described.settings}
+    if certificates is not None:
+        settings["server"] = {**certificates.section, **described.settings.get("server", {})}
     return write_project(folder, *described.agents, script=described.script, **settings)

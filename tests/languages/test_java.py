@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import re
 import shutil
 from asyncio.subprocess import PIPE, Process
@@ -16,9 +17,12 @@ import pytest
 from grpc import aio
 
 from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, event_pb2, follow_pb2
+from tests.clients.run_events import RUN_ID
+from tests.clients.test_connection_security import serve_tokens
 from tests.contract.newer_server import serving_newer
 from tests.contract.scenario_files import FOLDER, read_group
 from tests.languages.java_programs import DRIVER, FOLLOW_RUN, java_program
+from tests.support.certificates import certificate
 from tests.support.processes import PATIENCE_SECONDS, serving
 from tests.support.projects import llm, write_project
 from tests.support.tool_gate import Gate, standing_gate
@@ -32,9 +36,12 @@ Line = Mapping[str, Any]
 
 
 @asynccontextmanager
-async def _program(name: str, *arguments: str) -> AsyncIterator[Process]:
+async def _program(name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> AsyncIterator[Process]:
     command = await asyncio.to_thread(java_program, name)
-    process = await asyncio.create_subprocess_exec(*command, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    variables = {**os.environ, **(environment or {})}
+    process = await asyncio.create_subprocess_exec(
+        *command, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables
+    )
     try:
         yield process
     finally:
@@ -53,8 +60,10 @@ def _sequences(lines: Sequence[str]) -> list[int]:
     return [int(found[1]) for line in lines if (found := re.match(r"(?:.*\] )? *(\d+) \S+: ", line))]
 
 
-async def _driven(address: str, *lines: Line) -> tuple[int | None, list[dict[str, Any]], str]:
-    async with _program(DRIVER, address) as process:
+async def _driven(
+    address: str, *lines: Line, environment: Mapping[str, str] | None = None
+) -> tuple[int | None, list[dict[str, Any]], str]:
+    async with _program(DRIVER, address, environment=environment) as process:
         typed = "".join(f"{json.dumps(line)}\n" for line in lines)
         code, printed, errors = await _finished(process, typed)
     return code, [json.loads(line) for line in printed], errors
@@ -268,3 +277,28 @@ async def test_the_driver_ends_at_a_line_that_it_does_not_understand(line: str) 
     assert (code, printed) == (2, [])
     assert errors.startswith("This line is not understood: ")
     assert len(errors.splitlines()) == 1
+
+
+async def test_a_token_travels_encrypted_or_to_this_machine(tmp_path: Path) -> None:
+    pem, authority = certificate(tmp_path), tmp_path / "authority.crt"
+    authority.write_bytes(b"-----BEGIN CERTIFICATE" + pem.read_bytes().partition(b"-----BEGIN CERTIFICATE")[2])
+    line = {"call": "AgentService.GetRun", "request": {"runId": RUN_ID}}
+    async with serve_tokens() as (plain, seen_plain), serve_tokens(pem) as (secure, seen_secure):
+        token = {"DRIVER_TOKEN": "secret"}
+        sent = [
+            await _driven(plain, line, environment=token),
+            await _driven(secure, line, environment={**token, "DRIVER_CA_FILE": str(authority)}),
+        ]
+        broken = await _driven(plain, line, environment={"DRIVER_TOKEN": "sec ret"})
+        exposed = await _driven(f"0.0.0.0:{plain.rpartition(':')[2]}", line, environment=token)
+    assert [(code, printed[-1]["end"]["code"]) for code, printed, _ in sent] == [(0, "OK")] * 2
+    assert (seen_plain, seen_secure) == (["Bearer secret"], ["Bearer secret"])
+    end = broken[1][-1]["end"]
+    assert (end["code"], "no bearer token" in end["message"], "sec" in end["message"]) == (
+        "UNAUTHENTICATED",
+        True,
+        False,
+    )
+    assert exposed[0] != 0
+    assert "A token would travel to 0.0.0.0" in exposed[2]
+    assert "secret" not in exposed[2]

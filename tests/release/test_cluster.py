@@ -1,14 +1,21 @@
 """compose.cluster.yaml and deploy/envoy.yaml: three servers on one PostgreSQL behind one address."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
 import yaml
 
+from bough import NO_REJOINING, AsyncClient, Unavailable, collect
 from bough_server.settings import Settings
+from tests.clients.run_events import RUN_ID, desk
+from tests.clients.test_connection_security import serve_tokens
 from tests.release import dockerfile
 from tests.release.workflows import ROOT
-from tests.support.balancer import ENVOY
+from tests.support.balancer import ENVOY, envoy
+from tests.support.certificates import certificate
 
 SERVERS = 3
 
@@ -59,3 +66,24 @@ def test_the_balancer_looks_for_the_servers_by_their_name_and_port() -> None:
     assert listener["address"]["socket_address"]["port_value"] == 50051
     assert (ROOT / composed()["configs"][source["source"]]["file"]) == ENVOY
     assert source["target"] in services["balancer"]["command"]
+
+
+def test_the_certificate_is_where_the_balancer_looks_for_it() -> None:
+    balancer = composed()["services"]["balancer"]
+    (chain,) = yaml.safe_load(ENVOY.read_text())["static_resources"]["listeners"][0]["filter_chains"]
+    (used,) = chain["transport_socket"]["typed_config"]["common_tls_context"]["tls_certificates"]
+    files = [file["filename"] for file in used.values()]
+    assert balancer["volumes"] == ["${BOUGH_TLS:-./tls}:/etc/envoy/tls:ro"]
+    assert files == ["/etc/envoy/tls/server.crt", "/etc/envoy/tls/server.key"]
+
+
+async def test_tls_ends_at_the_balancer_and_tokens_pass_it(tmp_path: Path) -> None:
+    pem = certificate(tmp_path)
+    async with serve_tokens() as (server, tokens), envoy([server], tmp_path, pem) as address:
+        credentials = grpc.ssl_channel_credentials(pem.read_bytes())
+        async with AsyncClient(address, credentials=credentials, token="secret") as client:
+            collected = await collect(client.run("lead", "hi"))
+        async with AsyncClient(address, rejoining=NO_REJOINING) as plain:
+            with pytest.raises(Unavailable):
+                await plain.get_run(RUN_ID)
+    assert (list(collected.events), [token for token in tokens if token]) == (desk(), ["Bearer secret"])

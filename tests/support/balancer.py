@@ -51,14 +51,17 @@ async def forwarding(targets: Sequence[str], _: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def envoy(targets: Sequence[str], folder: Path) -> AsyncIterator[str]:
-    """Run Envoy with the project's configuration, but for the addresses; it has found all targets healthy."""
+async def envoy(targets: Sequence[str], folder: Path, certificate: Path | None = None) -> AsyncIterator[str]:
+    """Run Envoy with the project's configuration, but for the addresses; it has found all targets healthy.
+
+    Without a file with a certificate and its key it is reached in plaintext.
+    """
     program = Path(sys.executable).with_name("envoy")
     found = str(program) if program.exists() else shutil.which("envoy")
     if found is None:
         skip_or_fail("envoy", ["envoy (the extra `cluster`)"])
     config, admin = folder / "envoy.yaml", folder / "envoy.admin"
-    config.write_text(json.dumps(_placed(targets)), encoding="utf-8")
+    config.write_text(json.dumps(_placed(targets, certificate)), encoding="utf-8")
     with (folder / "envoy.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(found, "--config-path", str(config), "--admin-address-path", str(admin), "--base-id-path"),
@@ -79,11 +82,18 @@ async def envoy(targets: Sequence[str], folder: Path) -> AsyncIterator[str]:
         await process.wait()
 
 
-def _placed(targets: Sequence[str]) -> dict[str, Any]:
+def _placed(targets: Sequence[str], certificate: Path | None) -> dict[str, Any]:
     """The project's configuration with any free port of this machine, and with targets in place of a name."""
     made: dict[str, Any] = yaml.safe_load(ENVOY.read_text(encoding="utf-8"))
     (listener,), (cluster,) = made["static_resources"]["listeners"], made["static_resources"]["clusters"]
     listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": 0}
+    (chain,) = listener["filter_chains"]
+    if certificate is None:
+        del chain["transport_socket"]
+    else:
+        (used,) = chain["transport_socket"]["typed_config"]["common_tls_context"]["tls_certificates"]
+        for file in used.values():
+            file["filename"] = str(certificate)
     cluster["type"] = "STATIC"
     cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": [_endpoint(target) for target in targets]}]
     return made | {"admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}}}

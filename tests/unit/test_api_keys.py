@@ -71,31 +71,22 @@ def test_a_server_does_not_start_with_a_file_that_has_a_mistake(tmp_path: Path) 
         Authenticator(section, {"*"}, clock=SystemClock())
 
 
-async def test_a_file_that_is_not_sound_is_not_used_and_the_next_one_is(tmp_path: Path) -> None:
+def test_a_file_that_is_not_sound_is_not_used_and_the_next_one_is(tmp_path: Path) -> None:
     problems: list[str] = []
-    changes: list[int] = []
     path = file_of(tmp_path, entry())
-    watched = WatchedFile(
-        path,
-        read_keys,
-        lambda error: problems.append(error.message),
-        clock=SystemClock(),
-        on_change=lambda: changes.append(1),
-    )
+    watched = WatchedFile(path, lambda _: read_keys(path), problems.append)
     whole = path.read_text()
     before = watched.value
     path.write_text(whole[: len(whole) // 2])
     os.utime(path, ns=(1, 1))
-    await watched.check()
-    await watched.check()
-    assert watched.value is before
-    assert (len(problems), changes) == (1, [])
+    assert [watched.poll() for _ in range(3)] == [False] * 3
+    assert (watched.value is before, len(problems)) == (True, 1)
     path.unlink()
-    await watched.check()
+    assert [watched.poll() for _ in range(2)] == [False] * 2
     assert (watched.value is before, len(problems)) == (True, 2)
     file_of(tmp_path, entry(), entry(id="second"))
-    await watched.check()
-    assert (watched.value.keys(), changes) == ({"ci", "second"}, [1])
+    assert watched.poll()
+    assert watched.value.keys() == {"ci", "second"}
 
 
 def test_keys_create_prints_a_key_that_its_entry_proves(tmp_path: Path) -> None:

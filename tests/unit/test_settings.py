@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from bough.v1 import policy_pb2
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
+from bough_server.settings_sections import ClientSection, ServerSection
 
 FILE = """
 server: {port: 1111, host: 0.0.0.0, allow_insecure: true}
@@ -300,7 +301,7 @@ def test_a_file_is_one_mapping(tmp_path: Path, text: str, words: str) -> None:
 def test_an_empty_file_and_empty_sections_are_the_defaults(tmp_path: Path) -> None:
     for text in ("", "server:\nmodels:\nstorage:\n"):
         (tmp_path / "bough.yaml").write_text(text)
-        assert Settings.load() == Settings()
+        assert Settings.load().model_dump() == Settings().model_dump()
 
 
 def test_tokens_cost_and_parallelism_are_bounded_and_metrics_are_found_on_loopback(tmp_path: Path) -> None:
@@ -373,3 +374,44 @@ def test_what_reports_leave_out_is_configured(config: Path) -> None:
     assert (redact.fields, redact.patterns) == (("user.*.password",), ("sk-[a-z]+",))
     config.write_text("evaluation: {redact: {pattern: [a]}}")
     assert "evaluation.redact.pattern" in "\n".join(refusal(config))
+
+
+def test_files_of_tls_are_below_the_file_and_problems_of_the_section_name_its_line(tmp_path: Path) -> None:
+    config = tmp_path / "bough.yaml"
+    config.write_text(
+        "server:\n  tls: {cert_file: tls/a.crt, key_file: /b.key}\n  mtls: {port: 1, client_ca_file: c}\n"
+    )
+    server = Settings.load(config, mtls_port=2, allow_no_auth=True).server
+    assert server.tls is not None
+    assert server.mtls is not None
+    assert (server.tls.cert_file, server.tls.key_file) == (tmp_path / "tls" / "a.crt", Path("/b.key"))
+    assert (server.mtls.port, server.allow_no_tls, server.allow_no_auth) == (2, False, True)
+    assert str(Settings.load(config).locate(("server", "tls"), "Wrong.")) == f"{config}:2: server.tls: Wrong."
+    config.write_text("server: {mtls: {port: 1, client_ca_file: c}, max_connection_age: 0s}\n")
+    assert refusal(config) == [f"{config}:1: server.max_connection_age: must be more than 0"]
+    config.write_text("server: {mtls: {port: 1, client_ca_file: c}}\n")
+    assert refusal(config) == [f"{config}:1: server: mtls needs tls: set tls.cert_file and tls.key_file too"]
+
+
+def test_a_server_inside_a_program_has_no_tls_and_no_port_for_probes(tmp_path: Path) -> None:
+    config = tmp_path / "bough.yaml"
+    tls = "tls: {cert_file: a, key_file: b}, mtls: {port: 1, client_ca_file: c}, health_port: 3"
+    config.write_text(f"server: {{host: 0.0.0.0, {tls}, drain_grace: 7s}}\n")
+    embedded = Settings.load(config).for_embedded_server().server
+    assert embedded == ServerSection(port=0, drain_grace=7)
+    assert Settings.load(config).for_worker().server.health_port is None
+
+
+def test_of_a_named_server_only_the_section_client_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "bough.yaml"
+    config.write_text("client: {ca_file: a.crt, token_env: MINE}\nserver: {prt: 1}\n")
+    monkeypatch.setenv("MINE", "secret")
+    settings = Settings.load_client()
+    assert (settings.client.ca_file, dict(settings.secrets)) == (tmp_path / "a.crt", {"MINE": "secret"})
+    config.write_text("client: {ca: a.crt}\n")
+    with pytest.raises(ConfigurationError, match=rf"^{config.name}:1: client\.ca: There is no such setting\."):
+        Settings.load_client()
+    config.write_text("client: {")
+    assert Settings.load_client().client == ClientSection()
+    with pytest.raises(ConfigurationError, match=rf"^{config}:"):
+        Settings.load_client(config)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import grpc
+
 from bough.errors import NO_SERVER, CallFailed, Unavailable, build_deadline_error
 
 _OF_THE_RUN: Final = frozenset({"STORAGE_FAILED", "RUN_PARKED"})
@@ -63,6 +65,7 @@ class RejoinBackoff:
         self._attempt = 0
         self._gone_since: float | None = None
         self._is_stuck = False
+        self._is_authenticated = False
 
     def remaining(self) -> float | None:
         """Return the seconds left until the caller's deadline, None without one; raises DeadlineExceeded after it."""
@@ -77,13 +80,13 @@ class RejoinBackoff:
 
     def note_answer(self) -> None:
         """Record that the server is reachable; ignored while it cannot continue the run."""
-        self._contact.is_made = True
+        self._contact.is_made = self._is_authenticated = True
         if not self._is_stuck:
             self._gone_since = None
 
     def note_progress(self) -> None:
         """Record that the stream received a response."""
-        self._contact.is_made = True
+        self._contact.is_made = self._is_authenticated = True
         self._attempt = 0
         self._gone_since = None
         self._is_stuck = False
@@ -92,10 +95,14 @@ class RejoinBackoff:
         """Return the seconds to wait before the next attempt; raises the error if it ends the stream.
 
         `is_stuck` if the server answers and yet does not continue: until there is progress, that is an outage too.
-        Only UNAVAILABLE is retried: every other status is final. The server's retry delay is a lower bound, itself
-        bounded by `longest_delay`.
+        Only UNAVAILABLE is retried, and UNAUTHENTICATED of a call that the server has accepted before: its token has
+        expired, and the next call has the present one. Every other status is final. The server's retry delay is a lower
+        bound, itself bounded by `longest_delay`.
         """
         self._contact.note_failure(error)
+        if error.code is grpc.StatusCode.UNAUTHENTICATED and self._is_authenticated and self._rejoining.timeout > 0:
+            self._is_authenticated = False
+            return 0.0
         if not isinstance(error, Unavailable):
             raise error
         # Until another server takes such a run over, a reachable server is no better than an unreachable one.

@@ -1,4 +1,5 @@
 /** The driver of tests/contract: performs the calls that it reads, and prints what the client got. See README.md there. */
+import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import {
   createRegistry,
@@ -15,7 +16,7 @@ import {
   toJson,
 } from "@bufbuild/protobuf";
 import type { CallOptions } from "@connectrpc/connect";
-import { BoughClient, BoughError, collect, collectEvaluation, type EventStream, type RunInit, type StreamOptions } from "@bough-dev/bough";
+import { BoughClient, BoughError, type ClientOptions, collect, collectEvaluation, type EventStream, type RunInit, type StreamOptions } from "@bough-dev/bough";
 import * as v1 from "@bough-dev/bough/v1";
 
 interface Line {
@@ -42,7 +43,7 @@ async function main(): Promise<number> {
   if (address === undefined) {
     return misuse("usage: driver ADDRESS");
   }
-  using client = new BoughClient(address);
+  using client = new BoughClient(address, connectionOptions());
   for await (const text of createInterface({ input: process.stdin })) {
     try {
       await perform(client, JSON.parse(text) as Line);
@@ -51,6 +52,16 @@ async function main(): Promise<number> {
     }
   }
   return 0;
+}
+
+/** Return what the environment says of TLS and of a token. */
+function connectionOptions(): ClientOptions {
+  const { DRIVER_CA_FILE: authorities, DRIVER_CERT_FILE: cert, DRIVER_KEY_FILE: key, DRIVER_TOKEN: token } = process.env;
+  const own = cert === undefined || key === undefined ? {} : { cert: readFileSync(cert), key: readFileSync(key) };
+  return {
+    ...(authorities !== undefined && { tls: { ca: readFileSync(authorities), ...own } }),
+    ...(token !== undefined && { token }),
+  };
 }
 
 async function perform(client: BoughClient, line: Line): Promise<void> {

@@ -49,6 +49,7 @@ export class Backoff {
   readonly #deadline: number;
   #attempt = 0;
   #goneSince: number | undefined;
+  #isAuthenticated = false;
   #isStuck = false;
   #outages = 0;
 
@@ -84,6 +85,7 @@ export class Backoff {
   /** Record that the server accepted a call; ignored while it cannot continue the run. */
   answered(): void {
     this.contact.isMade = true;
+    this.#isAuthenticated = true;
     if (!this.#isStuck) {
       this.#goneSince = undefined;
     }
@@ -99,6 +101,11 @@ export class Backoff {
   /** Return the milliseconds to wait before the next attempt; throw the error if it ends the stream. */
   delayAfter(error: BoughError): number {
     this.contact.isMade ||= !isUnreachable(error);
+    if (error.code === Code.Unauthenticated && this.#isAuthenticated && this.#options.timeoutMs > 0) {
+      // The token has expired under the stream; the next call has the present one.
+      this.#isAuthenticated = false;
+      return 0;
+    }
     if (error.code !== Code.Unavailable) {
       throw error;
     }

@@ -93,6 +93,18 @@ test("only UNAVAILABLE is retried", () => {
   }
 });
 
+test("a stream whose token has expired rejoins once, with the next token", () => {
+  const refused = new BoughError("The token has expired.", Code.Unauthenticated);
+  const { backoff: made } = backoff();
+  assert.throws(() => made.delayAfter(refused), refused);
+  for (let count = 0; count < 2; count += 1) {
+    made.progressed();
+    assert.equal(made.delayAfter(refused), 0);
+    assert.throws(() => made.delayAfter(refused), refused);
+  }
+  assert.equal(made.outages, 0);
+});
+
 test("the caller's deadline counts over all calls", () => {
   const { backoff: made, clock } = backoff({}, { timeoutMs: 1_000 });
   assert.equal(made.remainingMs(), 1_000);

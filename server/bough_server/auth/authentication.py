@@ -13,7 +13,7 @@ from bough_server.auth.issuers import Issuers
 from bough_server.auth.proof import Proof, build_invalid_error, build_missing_error
 from bough_server.auth.sections import AuthSection
 from bough_server.clock import Clock
-from bough_server.errors import ConfigurationError, FieldViolation, InvalidRequest
+from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.identity import Principal, is_tenant, is_user
 from bough_server.watched_files import WatchedFile
 
@@ -45,8 +45,10 @@ class Authenticator:
         self._certificates = Certificates(section.certificates) if section.certificates else None
         self._keys: WatchedFile[Keys] | None = None
         if section.keys_file is not None:
+            path = section.keys_file
+            # By its path, which mistakes name; a change between both reads is seen by the next poll.
             self._keys = WatchedFile(
-                section.keys_file, read_keys, self._on_broken_keys, clock=clock, on_change=self._on_new_keys
+                path, lambda _: read_keys(path), self._on_broken_keys, on_change=lambda: self.on_revocation()
             )
         self.on_revocation: Callable[[], None] = lambda: None
         """Called when proofs may have ceased to hold."""
@@ -105,13 +107,9 @@ class Authenticator:
     def _is_configured(self, tenant_id: str) -> bool:
         return tenant_id in self._tenants or "*" in self._tenants
 
-    def _on_broken_keys(self, error: ConfigurationError) -> None:
-        _log.error("the file of API keys is not used as it is now", error=error.message)
+    def _on_broken_keys(self, problem: str) -> None:
+        _log.error("the file of API keys is not used as it is now", error=problem)
         self._on_problem("keys_file")
-
-    def _on_new_keys(self) -> None:
-        _log.info("read the file of API keys again")
-        self.on_revocation()
 
 
 def _tenant_of(proof: Proof) -> str:

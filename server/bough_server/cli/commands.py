@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 import typer
 
-from bough_server.cli.options import AddressOption, ConfigOption, EmbeddedOption, VerboseOption, target_of
+from bough_server.cli.options import AddressOption, AsOption, ConfigOption, EmbeddedOption, VerboseOption, target_of
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -18,6 +18,7 @@ _GLOBAL: Final = {
         ("config", None, ConfigOption),
         ("address", None, AddressOption),
         ("embedded", False, EmbeddedOption),
+        ("as_caller", None, AsOption),
         ("verbose", False, VerboseOption),
     )
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer  # at run time: it reads the annotations
 
 if TYPE_CHECKING:
+    from bough_server.cli.access import Access
     from bough_server.settings import Settings
 
 _MOST_RUNS: Final = 20
@@ -45,10 +46,8 @@ def complete_runs(context: typer.Context, incomplete: str) -> list[str]:
 
 
 async def _list_runs(context: typer.Context) -> list[str]:
-    from bough import AsyncClient
-
-    address = _get_options(context).get("address") or _find_address(context)
-    async with AsyncClient(address, timeout=1.0) as client:
+    address, access = _find_server(context)
+    async with access.make_client(address, timeout=1.0) as client:
         runs: list[str] = []
         async for run in client.list_runs(page_size=_MOST_RUNS):
             runs.append(run.run_id)
@@ -57,16 +56,19 @@ async def _list_runs(context: typer.Context) -> list[str]:
         return runs
 
 
-def _find_address(context: typer.Context) -> str:
-    """Return the address of the configured server, or of the one that has the database open, else the default."""
+def _find_server(context: typer.Context) -> "tuple[str, Access]":
+    """Return the address of the named server, or of the one that has the database open, else the default."""
     from bough.channel import DEFAULT_ADDRESS
+    from bough_server.cli.access import local_access, remote_access
     from bough_server.store.sqlite.database_path import database_path, is_postgres
     from bough_server.store.sqlite.file_lock import find_serving_owner
 
     settings = _load_settings(context)
+    if address := _get_options(context).get("address") or settings.address:
+        return str(address), remote_access(settings)
     url = settings.storage.url
     owner = None if is_postgres(url) else find_serving_owner(database_path(url))
-    return settings.address or (owner.address if owner is not None else DEFAULT_ADDRESS)
+    return DEFAULT_ADDRESS if owner is None else owner.address, local_access(settings)
 
 
 def _load_settings(context: typer.Context) -> "Settings":

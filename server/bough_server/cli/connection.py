@@ -17,9 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bough import AsyncClient, CallFailed, NotFound, Rejoining
 from bough.channel import DEFAULT_ADDRESS, check_address
 from bough.v1 import run_pb2
+from bough_server.cli.access import Access, local_access, remote_access
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
 from bough_server.errors import ConfigurationError, DatabaseInUse
+from bough_server.identity import LOCAL, Principal
 from bough_server.settings import Settings
 from bough_server.settings_sections import to_reachable_address
 from bough_server.store.sqlite.database_path import database_path, is_postgres
@@ -60,6 +62,7 @@ class FoundServer:
     """A server that answers, and whether it has the configured database open."""
 
     address: str
+    access: Access
     serves_database: bool = False
 
 
@@ -136,8 +139,13 @@ async def _connect_to_server(
             f"--default-model applies only to an embedded server, and a server runs at {found.address}: "
             f"{way_out}, or pass it to `bough serve`."
         )
+    if target.as_caller is not None:
+        raise ConfigurationError(
+            f"--as applies only to a server inside the command, and a server runs at {found.address}, which knows its "
+            "callers by their tokens: omit --as."
+        )
     rejoining = Rejoining(timeout=_REJOINING_SECONDS, on_drop=partial(_report_drop, subject))
-    client = await stack.enter_async_context(AsyncClient(found.address, timeout=None, rejoining=rejoining))
+    client = await stack.enter_async_context(found.access.make_client(found.address, timeout=None, rejoining=rejoining))
     note = f"The server at {found.address} has this database open: using it." if target.embedded else ""
     return Connection(client=client, command=target.command, note=note)
 
@@ -154,21 +162,33 @@ def _report_drop(subject: str, error: CallFailed) -> None:
 
 async def running_server(target: Target, default_model: str | None = None) -> FoundServer | None:
     """Return the server that a command uses, None for an embedded one; see `connect`. Raises ConfigurationError."""
-    # With --address the configuration is not read: it may be invalid, or belong to another server.
+    # With --address only the section `client` is read: the rest may be invalid, or belong to another server.
     if target.address is not None:
-        return await _find_server_at(target.address)
+        return await _find_server_at(target.address, remote_access(Settings.load_client(target.config)))
     settings = Settings.load(target.config, default_model=default_model)
     if settings.address is not None and not target.embedded:
-        return await _find_server_at(settings.address)
+        return await _find_server_at(settings.address, remote_access(settings))
     # Before the default address: a server there may serve another project.
     # Servers on PostgreSQL leave no address: the database is meant for many of them.
-    url = settings.storage.url
+    url, access = settings.storage.url, local_access(settings)
     owner = None if is_postgres(url) else find_serving_owner(database_path(url))
-    if owner is not None and await _is_ours(owner.address):
-        return FoundServer(address=owner.address, serves_database=True)
+    if owner is not None and (used := await _find_access(owner.address, access)) is not None:
+        return FoundServer(address=owner.address, access=used, serves_database=True)
     address = find_local_address(settings)
-    if not target.embedded and await _is_ours(address):
-        return FoundServer(address=address)
+    if not target.embedded and (used := await _find_access(address, access)) is not None:
+        return FoundServer(address=address, access=used)
+    return None
+
+
+async def _find_access(address: str, access: Access) -> Access | None:
+    """Return the access with which a server of Bough on this machine answers; None if none does.
+
+    A server inside another command has the database without TLS, whatever the settings are.
+    """
+    for tried in (access, Access()) if access.credentials is not None else (access,):
+        # Another gRPC server may use the default port; only Bough reports the health of this service.
+        if not isinstance(await _health(address, tried, _LOCAL_TIMEOUT), grpc.StatusCode):
+            return tried
     return None
 
 
@@ -182,35 +202,47 @@ def find_local_address(settings: Settings) -> str:
     )
 
 
-async def _find_server_at(address: str) -> FoundServer:
+async def _find_server_at(address: str, access: Access) -> FoundServer:
     try:
         check_address(address)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    if not await _answers(address, timeout=_EXPLICIT_TIMEOUT):
-        raise NoServer(f"No server answers at {address}: start one there, or omit the address.")
-    return FoundServer(address=address)
-
-
-async def is_serving(address: str) -> bool:
-    """Return whether the server at an address says that it serves."""
-    return bool(await _health(address, _EXPLICIT_TIMEOUT) == health_pb2.HealthCheckResponse.SERVING)
-
-
-async def _answers(address: str, *, timeout: float) -> bool:
-    """Return whether a gRPC server answers at an address within `timeout` seconds."""
     # Any other status, even UNIMPLEMENTED, was sent by a server.
-    return await _health(address, timeout) not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if await _health(address, access, _EXPLICIT_TIMEOUT) in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    ):
+        hint = await _explain_silence(address, access)
+        raise NoServer(f"No server answers at {address}: start one there, or omit the address.{hint}")
+    return FoundServer(address=address, access=access)
 
 
-async def _is_ours(address: str) -> bool:
-    # Another gRPC server may use the default port; only Bough reports the health of this service.
-    return not isinstance(await _health(address, _LOCAL_TIMEOUT), grpc.StatusCode)
+async def _explain_silence(address: str, access: Access) -> str:
+    """Return what may be wrong if something listens at an address, and no server answers there; else nothing."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError):
+        return ""
+    writer.close()
+    if access.credentials is None:
+        return " Something listens there: for a server with TLS, set client.tls or client.ca_file in bough.yaml."
+    return (
+        " Something listens there: if that is the server, check that client.ca_file has the authority of its "
+        "certificate, that this names the host, and that client.cert_file is one that it accepts."
+    )
 
 
-async def _health(address: str, timeout: float) -> int | grpc.StatusCode:
+async def is_serving(found: FoundServer) -> bool:
+    """Return whether a server says that it serves."""
+    status = await _health(found.address, found.access, _EXPLICIT_TIMEOUT)
+    return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _health(address: str, access: Access, timeout: float) -> int | grpc.StatusCode:
     """Return the health of our service at an address, or the status with which the call failed."""
-    async with aio.insecure_channel(address) as channel:
+    async with access.open_channel(address) as channel:
         if not await _connects(channel):
             return grpc.StatusCode.UNAVAILABLE
         check = health_pb2_grpc.HealthStub(channel).Check
@@ -256,10 +288,23 @@ async def _open_embedded_server(
     note = (
         f"No server answers at {find_local_address(settings)}: using one embedded in this command." if is_said else ""
     )
-    opening = open_server(settings, recover=recover, is_embedded=True, on_wait=_report_wait)
+    opening = open_server(
+        settings.for_embedded_server(),
+        recover=recover,
+        is_embedded=True,
+        on_wait=_report_wait,
+        principal=_find_principal(target),
+    )
     address = await stack.enter_async_context(opening)
     client = await stack.enter_async_context(AsyncClient(address, timeout=None))
     return Connection(client=client, command=target.command, note=note)
+
+
+def _find_principal(target: Target) -> Principal:
+    if target.as_caller is None:
+        return LOCAL.principal
+    tenant, _, user = target.as_caller.partition("/")
+    return Principal(tenant_id=tenant, user_id=user)
 
 
 async def resolve_run(client: AsyncClient, text: str) -> str:

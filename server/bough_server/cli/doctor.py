@@ -39,7 +39,8 @@ ProbeOption = Annotated[
 def doctor(context: typer.Context, json: JsonOption = False, probe: ProbeOption = False) -> None:
     """Report which parts of this installation work, and what to do about the rest.
 
-    Checks the configuration, the agents, the database, the models and the server; calls nothing, except with --probe.
+    Checks the configuration, certificates, agents, the database, the models and the server; calls nothing, except with
+    --probe.
     The exit code is 1 if something has to be done; each line says what.
     """
     finish(_doctor(target_of(context), json=json, probe=probe))
@@ -74,6 +75,7 @@ async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
     except ConfigurationError as error:
         return [*findings, Finding(name="configuration", is_right=False, words=str(error))]
     findings.append(_configuration(settings))
+    findings += _certificates(settings)
     findings.append(_run_check("agents", lambda: _agents(settings)))
     findings.append(_run_check("database", lambda: _database(settings, target.command)))
     models = [_model(settings, name) for name in settings.models]
@@ -101,6 +103,15 @@ def _configuration(settings: "Settings") -> Finding:
             words=f"{where}, and it names no agents: set `agents` in bough.yaml, or name another file with --config",
         )
     return Finding(name="configuration", is_right=True, words=where)
+
+
+def _certificates(settings: "Settings") -> list[Finding]:
+    from bough_server.cli.doctor_certificates import judge_certificates
+
+    return [
+        Finding(name=name, is_right=is_right, words=words, is_optional=is_optional)
+        for name, is_right, words, is_optional in judge_certificates(settings)
+    ]
 
 
 def _agents(settings: "Settings") -> Finding:

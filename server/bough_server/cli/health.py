@@ -27,7 +27,7 @@ async def _health(target: Target) -> ExitCode:
     if found is None:
         print_stderr("No server answers: start one with `bough serve`, or name another with --address.")
         return ExitCode.FAILED
-    if not await is_serving(found.address):
+    if not await is_serving(found):
         print_stderr(f"The server at {found.address} answers, and does not serve: its log says why.")
         return ExitCode.FAILED
     print_line(f"serving {found.address}")

@@ -3,15 +3,18 @@
 Imports nothing of the schema: `bough --help` and a shell's completion load this module. See conversions.py.
 """
 
+import re
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from bough_server.cli.completion import complete_models, complete_runs
+
+_CALLER: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}/[^\x00-\x1f\x7f]{1,128}")
 
 
 class View(StrEnum):
@@ -73,6 +76,8 @@ class Target:
     config: Path | None = None
     address: str | None = None
     embedded: bool = False
+    as_caller: str | None = None
+    """TENANT/USER, as which a server inside the command takes its calls; None for the local user."""
     verbose: bool = False
 
     @property
@@ -80,6 +85,7 @@ class Target:
         """The global flags as they are typed."""
         words = ["--config", str(self.config)] if self.config is not None else []
         words += ["--address", self.address] if self.address is not None else []
+        words += ["--as", self.as_caller] if self.as_caller is not None else []
         return words + (["--embedded"] if self.embedded else [])
 
     @property
@@ -136,6 +142,23 @@ VerboseOption = Annotated[
 EmbeddedOption = Annotated[
     bool,
     typer.Option("--embedded", help="Use a server inside this command, unless one serves the configured database."),
+]
+
+
+def _check_caller(text: str | None) -> str | None:
+    if text is not None and _CALLER.fullmatch(text) is None:
+        raise typer.BadParameter("must be TENANT/USER, such as acme/jane.")
+    return text
+
+
+AsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="TENANT/USER",
+        callback=_check_caller,
+        help="The caller of a server inside this command.  [default: local/local]",
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from bough_server.cli.commands import command
-from bough_server.cli.options import AddressOption, ConfigOption, EmbeddedOption, Target, VerboseOption
+from bough_server.cli.options import AddressOption, AsOption, ConfigOption, EmbeddedOption, Target, VerboseOption
 from bough_server.distribution import version
 
 _COMMANDS: Final = {
@@ -75,13 +75,14 @@ def flags(
     config: ConfigOption = None,
     address: AddressOption = None,
     embedded: EmbeddedOption = False,
+    as_caller: AsOption = None,
     verbose: VerboseOption = False,
     _: Annotated[
         bool, typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Store the global flags for the command that follows, which may have them too."""
-    context.obj = Target(config=config, address=address, embedded=embedded, verbose=verbose)
+    context.obj = Target(config=config, address=address, embedded=embedded, as_caller=as_caller, verbose=verbose)
 
 
 def run_program() -> None:

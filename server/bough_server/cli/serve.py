@@ -1,13 +1,17 @@
 """`bough serve`: run a server until a signal stops it."""
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import DefaultModelOption, Target, target_of
+
+if TYPE_CHECKING:
+    from bough_server.settings import Flags
 
 
 def serve(
@@ -24,9 +28,14 @@ def serve(
         typer.Option("--ready-file", metavar="F", help="A file to write HOST:PORT to once it serves."),
     ] = None,
     default_model: DefaultModelOption = None,
-    allow_insecure: Annotated[
-        bool, typer.Option("--allow-insecure", help="Listen beyond loopback, although nothing is encrypted.")
+    allow_no_tls: Annotated[
+        bool,
+        typer.Option("--allow-no-tls", help="Listen beyond loopback in plaintext, behind a proxy that encrypts."),
     ] = False,
+    allow_no_auth: Annotated[
+        bool, typer.Option("--allow-no-auth", help="Listen beyond loopback, although all callers are the same user.")
+    ] = False,
+    allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Both of them.")] = False,
     reload: Annotated[
         bool, typer.Option("--reload", help="Start again when a file of the configuration changes; for development.")
     ] = False,
@@ -37,6 +46,7 @@ def serve(
         ),
     ] = 1,
     as_worker: Annotated[bool, typer.Option("--as-worker", hidden=True)] = False,
+    mtls_port: Annotated[int | None, typer.Option("--mtls-port", hidden=True)] = None,
     check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
 ) -> None:
     """Serve agents over gRPC until SIGINT or SIGTERM.
@@ -45,26 +55,22 @@ def serve(
     """
     if reload and workers > 1:
         raise typer.BadParameter("--reload and --workers cannot be combined: --reload is for development.")
+    flags: Flags = {
+        "host": host,
+        "port": port,
+        "mtls_port": mtls_port,
+        "default_model": default_model,
+        "allow_no_tls": allow_no_tls,
+        "allow_no_auth": allow_no_auth,
+        "allow_insecure": allow_insecure,
+    }
     if reload:
-        arguments = _arguments(host=host, port=port, default_model=default_model, allow_insecure=allow_insecure)
-        finish(_serve_reloading(target_of(context), arguments, ready_file))
+        finish(_serve_reloading(target_of(context), _arguments(flags), ready_file))
     if check:
         finish(_check(target_of(context), default_model))
     if workers > 1:
-        arguments = _arguments(host=host, port=None, default_model=default_model, allow_insecure=allow_insecure)
-        finish(_serve_workers(target_of(context), arguments, ready_file, count=workers, host=host, port=port))
-    finish(
-        _serve(
-            target_of(context),
-            ready_file,
-            host=host,
-            port=port,
-            default_model=default_model,
-            allow_insecure=allow_insecure,
-            is_worker=as_worker,
-        ),
-        is_server=True,
-    )
+        finish(_serve_workers(target_of(context), flags, ready_file, count=workers))
+    finish(_serve(target_of(context), flags, ready_file, is_worker=as_worker), is_server=True)
 
 
 async def _check(target: Target, default_model: str | None) -> ExitCode:
@@ -76,24 +82,13 @@ async def _check(target: Target, default_model: str | None) -> ExitCode:
     return ExitCode.YES
 
 
-async def _serve(
-    target: Target,
-    ready_file: Path | None,
-    *,
-    host: str | None,
-    port: int | None,
-    default_model: str | None,
-    allow_insecure: bool,
-    is_worker: bool = False,
-) -> ExitCode:
+async def _serve(target: Target, flags: "Flags", ready_file: Path | None, *, is_worker: bool = False) -> ExitCode:
     from bough_server.app import App
     from bough_server.cli.output import print_line
     from bough_server.observability.logs import configure_logging
     from bough_server.settings import Settings
 
-    settings = Settings.load(
-        target.config, host=host, port=port, default_model=default_model, allow_insecure=allow_insecure
-    )
+    settings = Settings.load(target.config, **flags)
     if ready_file is not None:
         _check_ready_file(ready_file)
     configure_logging(settings.log_level, settings.log_format)
@@ -102,33 +97,37 @@ async def _serve(
 
         end_with_parent()
         async with App.open(settings.for_worker(), is_worker=True) as app:
-            await app.serve(announce=lambda _: report_to_parent(app.metrics_address))
+            report = partial(report_to_parent, app.metrics_address)
+            await app.serve(announce=lambda _: app.health.report_to(report))
         return ExitCode.YES
     async with App.open(settings) as app:
         await app.serve(ready_file=ready_file, announce=lambda address: print_line(f"serving {address}"))
     return ExitCode.YES
 
 
-async def _serve_workers(
-    target: Target, arguments: list[str], ready_file: Path | None, *, count: int, host: str | None, port: int | None
-) -> ExitCode:
+async def _serve_workers(target: Target, flags: "Flags", ready_file: Path | None, *, count: int) -> ExitCode:
     from bough_server.cli.workers import serve_workers
     from bough_server.observability.logs import configure_logging
     from bough_server.settings import Settings
 
-    settings = Settings.load(target.config, host=host, port=port)
+    settings = Settings.load(target.config, **flags)
     if ready_file is not None:
         _check_ready_file(ready_file)
     configure_logging(settings.log_level, settings.log_format)
+    # The parent names the ports, which it holds.
+    arguments = _arguments({**flags, "port": None, "mtls_port": None})
     return await serve_workers(target, arguments, settings, count=count, ready_file=ready_file)
 
 
-def _arguments(*, host: str | None, port: int | None, default_model: str | None, allow_insecure: bool) -> list[str]:
+def _arguments(flags: "Flags") -> list[str]:
     """Return the options of a server as they are typed."""
-    words = ["--host", host] if host is not None else []
-    words += ["--port", str(port)] if port is not None else []
-    words += ["--default-model", default_model] if default_model is not None else []
-    return words + (["--allow-insecure"] if allow_insecure else [])
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        words += [] if value is True else [str(value)]
+    return words
 
 
 async def _serve_reloading(target: Target, arguments: list[str], ready_file: Path | None) -> ExitCode:

@@ -5,8 +5,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,9 @@ _DELAYS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_SECONDS: Final = 60.0
 """A worker that has served for as long begins with the first delay again."""
 
+_SERVING: Final = "SERVING"
+_NOT_SERVING: Final = "NOT_SERVING"
+
 _log = structlog.get_logger(__name__)
 
 
@@ -47,9 +50,17 @@ async def serve_workers(
         )
     async with AsyncExitStack() as stack:
         stop, hurry = await stack.enter_async_context(watch_stop_signals())
-        host, port = stack.enter_context(_hold_port(settings.server.host, settings.server.port))
+        server = settings.server
+        host, port = stack.enter_context(_hold_port(server.host, server.port, "--port"))
         command = [sys.executable, "-m", "bough_server.cli", *target.arguments, "serve", *arguments]
-        workers = [_Worker(number, [*command, "--port", str(port), "--as-worker"]) for number in range(count)]
+        command += ["--port", str(port), "--as-worker"]
+        if server.mtls is not None:
+            _, mtls_port = stack.enter_context(_hold_port(server.host, server.mtls.port, "server.mtls.port"))
+            command += ["--mtls-port", str(mtls_port)]
+            _log.info("serving clients with certificates", port=mtls_port)
+        workers = [_Worker(number, command) for number in range(count)]
+        if server.health_port is not None:
+            await stack.enter_async_context(_serve_health(server.host, server.health_port, workers))
         section = settings.telemetry
         if section.prometheus_port is not None:
             addresses = [worker.find_metrics for worker in workers]
@@ -80,6 +91,31 @@ def _announce(address: str, ready_file: Path | None) -> None:
     print_line(f"serving {address}")
 
 
+@asynccontextmanager
+async def _serve_health(host: str, port: int, workers: "Sequence[_Worker]") -> AsyncIterator[None]:
+    """Serve the health of all workers: SERVING while one of them is. Raises ConfigurationError."""
+    from bough_server.api.health import Health, serve_health
+
+    health, reported = Health(), asyncio.Event()
+
+    async def follow() -> None:
+        while True:
+            await reported.wait()
+            reported.clear()
+            await health.set_serving(any(worker.is_serving for worker in workers))
+
+    for worker in workers:
+        worker.on_report = reported.set
+    async with serve_health(health, host, port) as address:
+        _log.info("serving the health of all workers", address=address)
+        following = asyncio.create_task(follow())
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+
+
 class _NeverServed(Exception):
     """A worker ended before it served for the first time."""
 
@@ -90,6 +126,11 @@ class _Worker:
     def __init__(self, number: int, command: Sequence[str]) -> None:
         self._number, self._command = number, command
         self.serves = asyncio.Event()
+        """Whether it has served once."""
+        self.is_serving = False
+        """Whether its health is SERVING."""
+        self.on_report: Callable[[], None] = lambda: None
+        """Is called when it has reported its health, and when it has ended."""
         self._metrics = ""
 
     def find_metrics(self) -> tuple[str, str]:
@@ -113,11 +154,12 @@ class _Worker:
                     await end_child(child, hurry)
                     return
             finally:
-                self._metrics = ""
                 if child.returncode is None:
                     child.kill()
                     await child.wait()
-                await following
+                await following  # its last reports are read, so that none follows this
+                self._metrics, self.is_serving = "", False
+                self.on_report()
             if not self.serves.is_set():
                 raise _NeverServed
             failures = 0 if loop_time() - began > _STEADY_SECONDS else failures + 1
@@ -129,10 +171,11 @@ class _Worker:
         """Read what a worker reports, until its end; it ends when this end of the channel does."""
         reader, writer = await asyncio.open_connection(sock=channel)
         try:
-            if line := await reader.readline():
-                self._metrics = line.decode().strip()
+            async for line in reader:
+                state, _, self._metrics = line.decode().strip().partition(" ")
+                self.is_serving = state == _SERVING
                 self.serves.set()
-            await reader.read()
+                self.on_report()
         finally:
             writer.close()
 
@@ -159,7 +202,7 @@ async def _wait_until_all_serve(workers: Sequence[_Worker], tasks: Sequence["asy
 
 
 @contextmanager
-def _hold_port(host: str, port: int) -> Iterator[tuple[str, int]]:
+def _hold_port(host: str, port: int, setting: str) -> Iterator[tuple[str, int]]:
     """Keep a port for the workers, which share it; yield the host and the port. Raises ConfigurationError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -170,7 +213,7 @@ def _hold_port(host: str, port: int) -> Iterator[tuple[str, int]]:
     except OSError as error:
         raise ConfigurationError(
             f"Port {port} of {host} cannot be bound: {error.strerror}. If another program has it, choose another with "
-            "--port, or 0 for any free one."
+            f"{setting}, or 0 for any free one."
         ) from error
     with held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -189,6 +232,7 @@ def end_with_parent() -> None:
     make_thread(wait, name="bough-parent").start()
 
 
-def report_to_parent(metrics_address: str) -> None:
-    """Say, in a worker, that it serves, and where its metrics are; what tools print goes to the standard output."""
-    os.write(0, f"{metrics_address}\n".encode())
+def report_to_parent(metrics_address: str, is_serving: bool) -> None:
+    """Report, from a worker, its health and where its metrics are; what tools print goes to the standard output."""
+    with suppress(OSError):  # the parent has ended, which `end_with_parent` notices
+        os.write(0, f"{_SERVING if is_serving else _NOT_SERVING} {metrics_address}\n".encode())

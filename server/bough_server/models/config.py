@@ -1,30 +1,17 @@
 """Model sections of bough.yaml, each validated by itself and against the others."""
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from bough_server.documents.yaml import FieldPath, suggestion
 from bough_server.models.openai.chat_request import ChatDialect, MaxTokensField, SentReasoning, ToolChoice
 from bough_server.models.presets import PRESETS, Preset
-from bough_server.settings_sections import Count, Flag, Seconds, Section
+from bough_server.settings_sections import Count, FilePath, Flag, Seconds, Section, VariableName
 
 REMOTE: Final = ("openai", "anthropic", "gemini")
 """Providers that are called over a network."""
-
-
-def _resolve_path(path: Path, info: ValidationInfo) -> Path:
-    folder: Path = (info.context or {}).get("folder", Path.cwd())
-    return folder / path
-
-
-def _check_variable(name: str) -> str:
-    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,127})?", name):
-        raise ValueError("must be the name of an environment variable that holds the key, not the key")
-    return name
 
 
 class TimeoutSection(Section):
@@ -96,11 +83,11 @@ class ModelSection(Section):
     """The provider's name of the model; required but for `scripted` and `local`."""
     base_url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
     """The URL of a server that speaks the API. Unset: the provider's."""
-    api_key_env: Annotated[str, AfterValidator(_check_variable)] = ""
+    api_key_env: VariableName = ""
     """Name of the environment variable that holds the key; never the key itself. Default for `anthropic`
     and `gemini`: `ANTHROPIC_API_KEY` and `GEMINI_API_KEY`.
     """
-    script: Annotated[Path, AfterValidator(_resolve_path)] | None = None
+    script: FilePath | None = None
     """The file that a `scripted` model answers from, relative to this file; required for `scripted`."""
     keep_raw: Flag = False
     """Whether answers carry the provider's events as they came, 256 KiB at most; not for `scripted` and `local`."""

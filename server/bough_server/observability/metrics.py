@@ -7,6 +7,7 @@ does the rest. The number of distinct names from outside is bounded.
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from threading import Thread
 from typing import TYPE_CHECKING, Final, NamedTuple
 from wsgiref.simple_server import WSGIServer
@@ -149,6 +150,29 @@ class Metrics:
             callbacks=[observe],
             unit="{read}",
             description="Reads of new events of logs that are followed here and written by other servers.",
+        )
+
+    def watch_certificates(self, count_refused_files: Callable[[], int], expires: Callable[[], datetime]) -> None:
+        """Report when the server's certificate expires, and how many files of certificates are not used."""
+
+        def observe_expiry(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(expires().timestamp())]
+
+        def observe_refused_files(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(count_refused_files())]
+
+        meter = self._provider.get_meter("bough")
+        meter.create_observable_gauge(
+            "bough.certificate.expiry",
+            callbacks=[observe_expiry],
+            unit="s",
+            description="When the server's certificate expires, in seconds since 1970.",
+        )
+        meter.create_observable_gauge(
+            "bough.certificate.files.refused",
+            callbacks=[observe_refused_files],
+            unit="{file}",
+            description="Changed files of certificates that failed the checks, so that their last contents are used.",
         )
 
     @contextlib.contextmanager

@@ -1,14 +1,17 @@
 """Open the store of a URL, and do an operator's work on its database: a SQLite file, or PostgreSQL."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
+import structlog
 from sqlalchemy import Connection
 
+from bough_server.clock import loop_time
 from bough_server.distribution import install_command
-from bough_server.errors import ConfigurationError
+from bough_server.errors import ConfigurationError, DatabaseUnreachable
 from bough_server.store.sql.database_copy import CopyEnd, Report, copy_rows
 from bough_server.store.sql.driver import Driver
 from bough_server.store.sql.options import StoreOptions
@@ -19,6 +22,11 @@ from bough_server.store.sqlite import database as sqlite
 from bough_server.store.sqlite.database_path import is_postgres
 from bough_server.store.sqlite.driver import SQLITE
 from bough_server.store.sqlite.store import open_sqlite
+
+_DATABASE_SECONDS: Final = 0.5
+"""Seconds between two tries to reach the database at the start."""
+
+_log = structlog.get_logger(__name__)
 
 
 class _Database(Protocol):
@@ -44,6 +52,21 @@ def open_store(url: str, **options: Any) -> Store:
         opened: Store = _import_postgres("store").open_postgres(url, opening)
         return opened
     return open_sqlite(url, opening)
+
+
+async def wait_for_store(opening: Callable[[], Store], seconds: float) -> Store:
+    """Open a store, again and again if its database cannot be reached. Raises ConfigurationError."""
+    ends, is_logged = loop_time() + seconds, False
+    while True:
+        try:
+            return opening()
+        except DatabaseUnreachable as error:
+            if loop_time() + _DATABASE_SECONDS > ends:
+                raise
+            if not is_logged:
+                _log.warning("waiting for the database", error=error.message, seconds=seconds)
+                is_logged = True
+        await asyncio.sleep(_DATABASE_SECONDS)
 
 
 def database_status(url: str) -> DatabaseStatus:

@@ -204,7 +204,7 @@ class _Served:
 
     async def _serve(self) -> None:
         try:
-            async with open_server(self._settings) as address:
+            async with open_server(self._settings.for_embedded_server()) as address:
                 self._started.set_result(address)
                 await self._stop.wait()
         except Exception as error:

@@ -6,8 +6,10 @@ Usage: python -m tests.contract.drivers.python HOST:PORT
 import asyncio
 import base64
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -17,7 +19,7 @@ from grpc import aio
 
 import bough
 from bough import AsyncClient, BoughError, CallFailed, Rejoining, v1
-from bough.channel import channel_options
+from bough.channel import async_channel, token_metadata
 from bough.errors import from_rpc_error
 from bough.v1 import (
     agent_service_pb2_grpc,
@@ -38,6 +40,14 @@ STUBS: Final[Mapping[str, Any]] = {
 }
 
 
+def _credentials() -> grpc.ChannelCredentials | None:
+    """Return what the environment says of TLS."""
+    files = [os.environ.get(name) for name in ("DRIVER_CA_FILE", "DRIVER_KEY_FILE", "DRIVER_CERT_FILE")]
+    if files[0] is None:
+        return None
+    return grpc.ssl_channel_credentials(*(None if file is None else Path(file).read_bytes() for file in files))
+
+
 class NotUnderstood(Exception):
     """A line that this driver cannot perform."""
 
@@ -47,10 +57,12 @@ class Driver:
 
     def __init__(self, address: str) -> None:
         self._rejoins = 0
-        self._channel = aio.insecure_channel(address, options=channel_options())
+        credentials, token = _credentials(), os.environ.get("DRIVER_TOKEN")
+        self._metadata = token_metadata(token, address, credentials)
+        self._channel = async_channel(address, credentials, ())
         self._clients = {
-            True: AsyncClient(channel=self._channel, rejoining=Rejoining(on_drop=self._dropped)),
-            False: AsyncClient(channel=self._channel, rejoining=bough.NO_REJOINING),
+            True: AsyncClient(channel=self._channel, token=token, rejoining=Rejoining(on_drop=self._dropped)),
+            False: AsyncClient(channel=self._channel, token=token, rejoining=bough.NO_REJOINING),
         }
 
     async def perform(self, line: Line) -> None:
@@ -139,7 +151,7 @@ class Driver:
         call = getattr(STUBS[service](self._channel), method)
         sent = iter([request]) if method == "AggregateEvents" else request
         try:
-            response: Message = await call(sent, timeout=timeout)
+            response: Message = await call(sent, timeout=timeout, metadata=self._metadata())
         except aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         return response

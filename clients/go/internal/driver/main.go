@@ -5,6 +5,8 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,12 +53,16 @@ func drive(arguments []string, input io.Reader, output io.Writer) error {
 	if len(arguments) != 1 {
 		return errors.New("usage: driver ADDRESS")
 	}
-	rejoining, err := bough.NewClient(arguments[0])
+	options, err := connection()
+	if err != nil {
+		return err
+	}
+	rejoining, err := bough.NewClient(arguments[0], options...)
 	if err != nil {
 		return err
 	}
 	defer rejoining.Close()
-	plain, err := bough.NewClient(arguments[0], bough.WithoutRejoining())
+	plain, err := bough.NewClient(arguments[0], append(options, bough.WithoutRejoining())...)
 	if err != nil {
 		return err
 	}
@@ -79,6 +85,32 @@ func drive(arguments []string, input io.Reader, output io.Writer) error {
 		}
 	}
 	return lines.Err()
+}
+
+// connection returns what the environment says of TLS and of a token.
+func connection() ([]bough.Option, error) {
+	var options []bough.Option
+	if token := os.Getenv("DRIVER_TOKEN"); token != "" {
+		options = append(options, bough.WithToken(token))
+	}
+	file := os.Getenv("DRIVER_CA_FILE")
+	if file == "" {
+		return options, nil
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{RootCAs: x509.NewCertPool()}
+	config.RootCAs.AppendCertsFromPEM(pem)
+	if own := os.Getenv("DRIVER_CERT_FILE"); own != "" {
+		certificate, err := tls.LoadX509KeyPair(own, os.Getenv("DRIVER_KEY_FILE"))
+		if err != nil {
+			return nil, err
+		}
+		config.Certificates = []tls.Certificate{certificate}
+	}
+	return append(options, bough.WithTLS(config)), nil
 }
 
 func perform(wanted line, client *bough.Client, out *printer) error {

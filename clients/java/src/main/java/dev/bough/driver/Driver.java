@@ -28,8 +28,10 @@ import dev.bough.v1.WatchRunRequest;
 import io.grpc.CallOptions;
 import io.grpc.ManagedChannel;
 import io.grpc.StatusRuntimeException;
+import io.grpc.TlsChannelCredentials;
 import io.grpc.stub.ClientCalls;
 import java.io.BufferedReader;
+import java.io.File;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
@@ -52,7 +54,7 @@ public final class Driver {
   }
 
   public static void main(String[] arguments) throws IOException {
-    var channel = Channels.plaintext(arguments[0]);
+    var channel = open(arguments[0]);
     var driver = new Driver(channel);
     var lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     for (var line = lines.readLine(); line != null; line = lines.readLine()) {
@@ -65,6 +67,20 @@ public final class Driver {
     }
     channel.shutdownNow();
     System.exit(0);
+  }
+
+  /** Opens the channel of all calls, with what the environment says of TLS and of a token. */
+  private static ManagedChannel open(String address) throws IOException {
+    var authorities = System.getenv("DRIVER_CA_FILE");
+    var token = System.getenv("DRIVER_TOKEN");
+    if (authorities == null) {
+      return token == null ? Channels.plaintext(address) : Channels.plaintext(address, () -> token);
+    }
+    var tls = TlsChannelCredentials.newBuilder().trustManager(new File(authorities));
+    if (System.getenv("DRIVER_CERT_FILE") != null) {
+      tls.keyManager(new File(System.getenv("DRIVER_CERT_FILE")), new File(System.getenv("DRIVER_KEY_FILE")));
+    }
+    return token == null ? Channels.secure(address, tls.build()) : Channels.secure(address, tls.build(), () -> token);
   }
 
   private void perform(JsonObject line) throws InvalidProtocolBufferException {

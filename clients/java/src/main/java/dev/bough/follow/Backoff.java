@@ -11,7 +11,7 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 
 /**
- * When a stream is continued after an error: on UNAVAILABLE, after a random delay of up to 0.1 seconds, doubling to 5, for a minute
+ * When a stream is continued after an error: on UNAUTHENTICATED once, if its last call was accepted; on UNAVAILABLE, after a random delay of up to 0.1 seconds, doubling to 5, for a minute
  * without progress. A server that was never reached is given half a second, since its address is probably wrong.
  */
 final class Backoff {
@@ -28,6 +28,7 @@ final class Backoff {
   private Long goneSince;
   private boolean isReached;
   private boolean isStuck;
+  private boolean isAuthenticated;
   private int drops;
 
   Backoff(Deadline deadline) {
@@ -42,6 +43,7 @@ final class Backoff {
   /** Notes that the server has accepted a call. It still may be unable to continue the run. */
   void answered() {
     isReached = true;
+    isAuthenticated = true;
     if (!isStuck) {
       goneSince = null;
     }
@@ -50,6 +52,7 @@ final class Backoff {
   /** Notes a response. */
   void progressed() {
     isReached = true;
+    isAuthenticated = true;
     isStuck = false;
     attempt = 0;
     goneSince = null;
@@ -57,6 +60,11 @@ final class Backoff {
 
   /** Returns how long to wait before the next call; throws the error if there is to be none. */
   Duration delayAfter(StatusRuntimeException error) {
+    if (error.getStatus().getCode() == Status.Code.UNAUTHENTICATED && isAuthenticated) {
+      // The token has expired under the stream; the next call has the present one.
+      isAuthenticated = false;
+      return Duration.ZERO;
+    }
     if (error.getStatus().getCode() != Status.Code.UNAVAILABLE) {
       throw error;
     }
