@@ -43,7 +43,7 @@ def result_lines(
         lines += comparison_lines(comparison, result.suspects, width=width)
     if result.reason:
         lines.append(Text(one_line(result.reason), style=_STYLES.get(result.verdict, "")))  # whole: it says what to do
-    if incomplete := incomplete_text(result):
+    if result.state and (incomplete := incomplete_text(result)):
         lines.append(Text(one_line(incomplete), style="yellow"))
     if means := means_texts(result.totals):
         lines.append(truncate_line(Text(one_line(f"means: {', '.join(means)}"), style="dim"), width))
@@ -114,10 +114,10 @@ def comparison_lines(
         if case.change not in CHANGES:
             continue
         line = Text(f"{CHANGES[case.change]:10}  {one_line(case.case_id)}")
+        details = [f"pass rate {rates_text(case)}"]
         if case.verdict_baseline and case.verdict_candidate:
-            verdicts = map(verdict_text, (case.verdict_baseline, case.verdict_candidate))
-            line.append(f"  {' -> '.join(verdicts)},", style="dim")
-        line.append(f"  pass rate {rates_text(case)}", style="dim")
+            details.insert(0, f"{verdict_text(case.verdict_baseline)} -> {verdict_text(case.verdict_candidate)}")
+        line.append(f"  {', '.join(details)}", style="dim")
         lines.append(truncate_line(line, width))
         shown = change_reasons(case)[: _MOST_DIFFERENCES + 1]
         lines += [truncate_line(Text(f"            {one_line(text)}", style="dim"), width) for text in shown]

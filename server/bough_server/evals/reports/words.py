@@ -82,9 +82,7 @@ def result_text(result: eval_result_pb2.EvalResult) -> str:
         return "cancelled"
     if result.state == execution_pb2.EXECUTION_STATE_FAILED:
         return "ended without a verdict"
-    if _is_unfinished(result):
-        return "running"
-    return verdict_text(result.verdict)
+    return "running" if _is_unfinished(result) else verdict_text(result.verdict)
 
 
 def incomplete_text(result: eval_result_pb2.EvalResult) -> str:
@@ -95,15 +93,14 @@ def incomplete_text(result: eval_result_pb2.EvalResult) -> str:
     end = ends.get(result.state, "has not ended")
     why = f": {result.error.message.rstrip('.')}" if result.error.message else ""
     ended, trials = result.totals.trials_ended, pluralize(result.totals.trials, "trial")
-    return f"The evaluation {end}{why}. {ended} of {trials} {'is' if ended == 1 else 'are'} scored: it has no verdict."
+    return f"The evaluation {end}{why}. It has no verdict: {ended} of {trials} ended."
 
 
 def _is_unfinished(result: eval_result_pb2.EvalResult) -> bool:
-    """Return whether an evaluation has not succeeded; results without a state are of no evaluation."""
-    return result.state not in (
-        execution_pb2.EXECUTION_STATE_SUCCEEDED,
-        execution_pb2.EXECUTION_STATE_UNSPECIFIED,
-    )
+    """Return whether an evaluation has not succeeded; a result without a state is finished if it has a verdict."""
+    if not result.state:
+        return not result.verdict
+    return result.state != execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
 def means_texts(totals: eval_result_pb2.EvalTotals) -> list[str]:
