@@ -63,7 +63,7 @@ def test_a_case_is_a_test_case_that_failed_crashed_or_could_not_be_scored(tmp_pa
 def test_the_trees_of_what_did_not_pass_have_numbered_calls_and_the_differences() -> None:
     """Calls of agents have no number: differences count those of tools."""
     (suite,) = JUnitXml.fromstring(junit_text(example(), comparison()))
-    output = list(suite)[0].system_out
+    output = next(iter(suite)).system_out
     assert "against the baseline: worse, pass rate 1.00 to 0.50\n  - 3 of 20 trials passed, 18 of 20" in output
     tree = output[output.index("expected:") :]
     assert tree.startswith("expected:\n  lead: in order\n    researcher: at least 1 time, calls in any order")

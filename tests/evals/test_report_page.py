@@ -21,7 +21,7 @@ _TAGS |= {"details", "summary", "table", "caption", "thead", "tbody", "tr", "th"
 _TAGS |= {"form", "label", "input", "select", "option", "button", "output"}
 _ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "style", "href", "open", "title"}
 _ATTRIBUTES |= {"role", "tabindex", "scope", "colspan", "hidden", "type", "value", "placeholder", "data-order"}
-_ATTRIBUTES |= {"data-verdict", "aria-label", "aria-live", "aria-pressed"}
+_ATTRIBUTES |= {"data-verdict", "for", "aria-label", "aria-live", "aria-pressed"}
 
 _SCRIPT = hashlib.sha256(Path(reports.__path__[0], "templates", "result.js").read_bytes()).hexdigest()
 
@@ -90,7 +90,8 @@ def test_no_text_of_a_result_becomes_markup(text: str, value: str) -> None:
     page = _Page(shown)
     assert {tag for tag, _ in page.tags} <= _TAGS
     assert {name for _, attributes in page.tags for name in attributes} <= _ATTRIBUTES
-    assert {attributes["href"] for tag, attributes in page.tags if tag == "a"} == {"#case-0", "#case-0-trial-0", "#case-0-trial-1"}
+    hrefs = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    assert hrefs == {"#case-0", "#case-0-trial-0", "#case-0-trial-1"}
     assert [hashlib.sha256(script.encode()).hexdigest() for script in page.scripts] == [_SCRIPT]
 
 

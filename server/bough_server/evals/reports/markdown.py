@@ -132,7 +132,9 @@ def _row(case: eval_result_pb2.CaseResult) -> str:
 
 def _fit_trees(cases: Sequence[eval_result_pb2.CaseResult], most: int) -> list[str]:
     """Return the folded trees of the cases that did not pass, as far as they fit, and how many do not."""
-    shown = [(case, trees_text(case, most_trials=1)) for case in cases if case.verdict != eval_result_pb2.VERDICT_PASSED]
+    shown = [
+        (case, trees_text(case, most_trials=1)) for case in cases if case.verdict != eval_result_pb2.VERDICT_PASSED
+    ]
     kept, left_out = _fitting([_fold(case.case_id, text) for case, text in shown if text], most)
     more = f"The trees of {pluralize(left_out, 'more case')} are left out."
     return [f"\n{block}" for block in kept] + (["", more] if left_out else [])
