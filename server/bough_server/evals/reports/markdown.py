@@ -36,6 +36,7 @@ _MOST_OF_LIST: Final = 12_000
 _MOST_OF_TREES: Final = 8_000
 """The most characters of the trees of a case."""
 
+_PASSED: Final = eval_result_pb2.VERDICT_PASSED
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 _LINKS: Final = re.compile(r"([@#])(?=\w)|(://)|\b(www)(?=\.)|\b(GH)(?=-\d)", re.IGNORECASE)
 """What GitHub makes links of, after Markdown is read: mentions, which notify people, issues and addresses."""
@@ -55,7 +56,7 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
         head += [f"Against the baseline: {comparison_text(comparison)}.", ""]
         said = [*comparison_sentences(comparison, result.suspects), *comparison.pins_changed]
         head += [*_fit_list(f"- {_plain(text)}" for text in said), *_fit_table(_changes(comparison))]
-    cases = sorted(result.cases, key=lambda case: case.verdict == eval_result_pb2.VERDICT_PASSED)
+    cases = sorted(result.cases, key=lambda case: case.verdict == _PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
     lines = [*head, "| verdict | case | trials | why |", "|---|---|---|---|", *kept]
@@ -132,12 +133,18 @@ def _row(case: eval_result_pb2.CaseResult) -> str:
 
 def _fit_trees(cases: Sequence[eval_result_pb2.CaseResult], most: int) -> list[str]:
     """Return the folded trees of the cases that did not pass, as far as they fit, and how many do not."""
-    shown = [
-        (case, trees_text(case, most_trials=1)) for case in cases if case.verdict != eval_result_pb2.VERDICT_PASSED
-    ]
-    kept, left_out = _fitting([_fold(case.case_id, text) for case, text in shown if text], most)
-    more = f"The trees of {pluralize(left_out, 'more case')} are left out."
-    return [f"\n{block}" for block in kept] + (["", more] if left_out else [])
+    lines: list[str] = []
+    left_out = 0
+    for case in cases:
+        if case.verdict == _PASSED or all(trial.verdict == _PASSED for trial in case.trials):
+            continue
+        if not left_out:  # there may be thousands: those after the first that does not fit are only counted
+            lines.append(f"\n{_fold(case.case_id, trees_text(case, most_trials=1))}")
+            most -= len(lines[-1]) + 1
+        left_out += most < 0
+    if left_out:
+        lines[-1] = f"\nThe trees of {pluralize(left_out, 'more case')} are left out."
+    return lines
 
 
 def _fold(title: str, text: str) -> str:

@@ -11,6 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const collator = new Intl.Collator(undefined, { numeric: true });
   let verdict = "";
   let most = 200;
+  let shown = [];
 
   // The trees of a case are a text until somebody looks at them: a browser that runs scripts does not parse <noscript>.
   // It is the page's markup, in which every text is escaped.
@@ -21,10 +22,17 @@ document.addEventListener("DOMContentLoaded", () => {
     body.querySelector("th a").setAttribute("aria-expanded", String(isOpen));
   };
 
+  const show = ({ body }) => {
+    if (body.classList.contains("shown")) return;
+    body.classList.add("shown");
+    body.querySelector("th a").setAttribute("aria-expanded", String(body.classList.contains("open")));
+  };
+
   const reveal = (id) => {
     const body = document.getElementById((/^case-\d+/.exec(id) || [""])[0]);
     if (!body) return;
-    body.hidden = false;
+    if (!shown.some((row) => row.body === body)) shown.push(rows.find((row) => row.body === body));
+    show({ body });
     unfold(body, true);
     const target = document.getElementById(id);
     if (!target) return;
@@ -32,7 +40,7 @@ document.addEventListener("DOMContentLoaded", () => {
     target.scrollIntoView();
   };
 
-  const isShown = ({ body, text }, search, label, metric) =>
+  const matches = ({ body, text }, search, label, metric) =>
     (!verdict || body.dataset.verdict.split(" ").includes(verdict)) &&
     (!label || Array.from(body.querySelectorAll(".label"), (one) => one.textContent).includes(label)) &&
     (!metric || /failed|not-scored/.test(body.rows[0].cells[metric].className)) &&
@@ -42,13 +50,15 @@ document.addEventListener("DOMContentLoaded", () => {
 
   const filter = () => {
     const [search, label, metric] = [valueOf("search").trim().toLowerCase(), valueOf("label"), valueOf("metric")];
-    let count = 0;
-    for (const row of rows) {
+    const matching = rows.filter((row) => {
       if (search && !row.text) row.text = row.body.rows[0].textContent.toLowerCase();
-      const shows = isShown(row, search, label, metric);
-      count += shows ? 1 : 0;
-      row.body.hidden = !shows || count > most;
-    }
+      return matches(row, search, label, metric);
+    });
+    const count = matching.length;
+    const next = new Set(matching.slice(0, most));
+    for (const row of shown) if (!next.has(row)) row.body.classList.remove("shown");
+    shown = [...next];
+    shown.forEach(show);
     document.getElementById("count").textContent = `${count} of ${rows.length} cases`;
     more.hidden = count <= most;
     more.firstElementChild.textContent = `show all ${count} cases`;
@@ -82,7 +92,6 @@ document.addEventListener("DOMContentLoaded", () => {
     head.replaceChildren(button);
     head.setAttribute("aria-sort", "none");
   }
-  for (const { body } of rows) body.querySelector("th a").setAttribute("aria-expanded", "false");
   more.addEventListener("click", () => {
     most = Infinity;
     filter();
@@ -111,6 +120,5 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("hashchange", () => reveal(location.hash.slice(1)));
   tools.hidden = false;
   filter();
-  document.documentElement.classList.add("ready");
   reveal(location.hash.slice(1));
 });
