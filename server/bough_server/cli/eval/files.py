@@ -72,7 +72,7 @@ class Files:
         )
         writers: tuple[tuple[Path | None, Callable[[], str]], ...] = (
             (self.json, lambda: json_text(shown) + "\n"),
-            (self.junit, lambda: junit_text(shown)),
+            (self.junit, lambda: junit_text(shown, compared)),
             (self.markdown, lambda: markdown_text(shown, compared)),
             (self.html, lambda: html_page(shown, compared)),
         )

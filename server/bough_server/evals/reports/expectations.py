@@ -24,7 +24,8 @@ def expectation_blocks(expect: eval_set_pb2.EvalExpectation) -> Iterator[Block]:
     if expect.HasField("answer"):
         yield Block(title="answer", text=answer_words(expect.answer))
     if expect.tools:
-        yield Block(title="tool calls", text="\n".join(_tool_words(tool) for tool in expect.tools))
+        numbered = (f"{number}. {_tool_words(tool)}" for number, tool in enumerate(expect.tools, start=1))
+        yield Block(title="tool calls", text="\n".join(numbered))
 
 
 def call_blocks(tool: eval_set_pb2.ExpectedTool) -> Iterator[Block]:
