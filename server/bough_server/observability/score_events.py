@@ -1,11 +1,12 @@
 """Scores of evaluated runs as events of OpenTelemetry's GenAI conventions: log records of the runs' spans."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from opentelemetry.sdk._logs import LoggerProvider, LogRecordProcessor
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 
-from bough.v1 import error_pb2, eval_result_pb2
+from bough.v1 import error_pb2, eval_result_pb2, invocation_pb2
 from bough_server.observability.tracing import Parent, resource
 
 _NAME: Final = "gen_ai.evaluation.result"
@@ -21,14 +22,21 @@ class ScoreEvents:
         self._provider, self._capture = provider, capture_content
         self._logger = provider.get_logger("bough") if provider is not None else None
 
-    def emit(self, result: eval_result_pb2.CaseTrialResult, *, evaluation_id: str, evaluated: Parent) -> None:
-        """Emit the scores of a trial, in the order of the metrics, as events of the span of the evaluated run.
+    def emit(
+        self,
+        result: eval_result_pb2.CaseTrialResult,
+        invocations: Sequence[invocation_pb2.Invocation],
+        *,
+        evaluation_id: str,
+    ) -> None:
+        """Emit the scores of a trial, in the order of the metrics, as events of the root span of its last turn.
 
         A trial without scores, whose run failed or which was not run, has one event: rates that are counted from events
         would else be too high.
         """
         if self._logger is None:
             return
+        evaluated = _find_root_span(invocations).context
         named: dict[str, str | int | float] = {
             "bough.evaluation": evaluation_id,
             "bough.case": result.case_id,
@@ -41,7 +49,7 @@ class ScoreEvents:
             named["bough.trial_purpose"] = purpose.removeprefix("TRIAL_PURPOSE_").lower()
         for score in result.scores or [_build_verdict(result)]:
             attributes = {**self._describe(score), **named}
-            self._logger.emit(context=evaluated.context, event_name=_NAME, attributes=attributes)
+            self._logger.emit(context=evaluated, event_name=_NAME, attributes=attributes)
 
     def close(self) -> None:
         """Export the remaining events for at most 5 seconds; blocks, so do not call it on the event loop."""
@@ -64,6 +72,12 @@ class ScoreEvents:
         if self._capture and score.reason:
             attributes["gen_ai.evaluation.explanation"] = score.reason
         return attributes
+
+
+def _find_root_span(invocations: Sequence[invocation_pb2.Invocation]) -> Parent:
+    """Return the span of the last turn's root agent, as its events name it; an empty parent if they name none."""
+    agents = invocations[-1].agents if invocations else ()
+    return Parent.from_ids(agents[0].trace_id, agents[0].span_id) if agents else Parent.from_ids("", "")
 
 
 def _build_verdict(result: eval_result_pb2.CaseTrialResult) -> eval_result_pb2.MetricScore:

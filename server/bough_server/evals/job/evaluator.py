@@ -301,7 +301,7 @@ class LiveEvaluation:
         result: eval_result_pb2.CaseTrialResult,
         invocations: Sequence[invocation_pb2.Invocation],
     ) -> None:
-        """Record the result of a trial, and then emit its scores as events of the last turn's span.
+        """Record the result of a trial, and then emit its scores as events.
 
         A crash between the two loses the events: the server that continues the evaluation does not score it again.
         """
@@ -309,8 +309,7 @@ class LiveEvaluation:
         event = evaluation_pb2.EvaluationEvent()
         event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)
-        evaluated = _find_span(invocations[-1]) if invocations else Parent.from_ids("", "")
-        self._dependencies.score_events.emit(result, evaluation_id=self.evaluation_id, evaluated=evaluated)
+        self._dependencies.score_events.emit(result, invocations, evaluation_id=self.evaluation_id)
 
     async def _cancel_runs(self) -> None:
         """Wait until the evaluation is cancelled, and cancel its runs, those of judges too."""
@@ -352,11 +351,6 @@ class LiveEvaluation:
             if elapsed >= limits.wall_duration.ToNanoseconds():
                 return "The budget of the evaluation is used up: its wall_duration has passed."
         return ""
-
-
-def _find_span(invocation: invocation_pb2.Invocation) -> Parent:
-    """Return the span of a run's root agent, as its events name it."""
-    return next((Parent.from_ids(each.trace_id, each.span_id) for each in invocation.agents), Parent.from_ids("", ""))
 
 
 def _amounts(spent: usage_pb2.Usage) -> Iterator[tuple[str, int]]:
