@@ -86,7 +86,7 @@ class Environment(BaseSettings):
 
 
 class _OpenTelemetry(BaseSettings):
-    """The OTEL_ variables that decide whether spans and metrics are exported; the exporters read the rest."""
+    """The OTEL_ variables that decide whether spans, metrics and log records are exported; exporters read the rest."""
 
     model_config = SettingsConfigDict(env_prefix="OTEL_", env_ignore_empty=True, extra="ignore", frozen=True)
 
@@ -96,6 +96,8 @@ class _OpenTelemetry(BaseSettings):
     exporter_otlp_endpoint: str = ""
     exporter_otlp_traces_endpoint: str = ""
     exporter_otlp_metrics_endpoint: str = ""
+    logs_exporter: str = ""
+    exporter_otlp_logs_endpoint: str = ""
 
     @property
     def exports_traces(self) -> bool:
@@ -104,6 +106,10 @@ class _OpenTelemetry(BaseSettings):
     @property
     def exports_metrics(self) -> bool:
         return self._exports(self.metrics_exporter, self.exporter_otlp_metrics_endpoint)
+
+    @property
+    def exports_logs(self) -> bool:
+        return self._exports(self.logs_exporter, self.exporter_otlp_logs_endpoint)
 
     def _exports(self, exporter: str, endpoint: str) -> bool:
         if self.sdk_disabled.strip().lower() == "true":
@@ -175,6 +181,7 @@ class Settings(Section):
 
     _exports_traces: bool = PrivateAttr(default=False)
     _exports_metrics: bool = PrivateAttr(default=False)
+    _exports_logs: bool = PrivateAttr(default=False)
 
     @property
     def exports_traces(self) -> bool:
@@ -185,6 +192,11 @@ class Settings(Section):
     def exports_metrics(self) -> bool:
         """Whether OpenTelemetry's variables configure an OTLP export of metrics."""
         return self._exports_metrics
+
+    @property
+    def exports_logs(self) -> bool:
+        """Whether OpenTelemetry's variables configure an OTLP export of log records: of the scores of evaluations."""
+        return self._exports_logs
 
     @property
     def folder(self) -> Path:
@@ -205,6 +217,7 @@ class Settings(Section):
         variables: Mapping[str, str] | None = None,
         exports_traces: bool = False,
         exports_metrics: bool = False,
+        exports_logs: bool = False,
     ) -> "Settings":
         """Validate values whose relative names are below `folder`. Raises pydantic's ValidationError.
 
@@ -216,6 +229,7 @@ class Settings(Section):
         settings._folder = folder
         settings._secrets = Secrets({name: found[name] for name in sorted(names) if found.get(name)})
         settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
+        settings._exports_logs = exports_logs
         return settings
 
     def for_worker(self) -> "Settings":
@@ -246,6 +260,7 @@ class Settings(Section):
                 variables=os.environ,
                 exports_traces=telemetry.exports_traces,
                 exports_metrics=telemetry.exports_metrics,
+                exports_logs=telemetry.exports_logs,
             )
         except ValidationError as error:
             raise ConfigurationError(

@@ -222,7 +222,7 @@ class TelemetrySection(Section):
     """Traces and metrics. The `OTEL_*` variables say where they are exported to by OTLP."""
 
     capture_content: Flag = False
-    """Whether spans carry messages, instructions, arguments and results."""
+    """Whether spans carry messages, instructions, arguments and results, and the events of scores their reasons."""
     prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """The address of the page with metrics for Prometheus, which is not encrypted."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535, strict=True)] | None = None

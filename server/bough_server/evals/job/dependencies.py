@@ -8,6 +8,7 @@ from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.evals.metrics.custom import MetricFunction
 from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.observability.score_events import ScoreEvents
 from bough_server.ownership.worker import Worker
 from bough_server.runs.runs import Runs
 from bough_server.store.ports.workers import RunStore
@@ -31,6 +32,8 @@ class EvaluationDependencies:
     worker: Worker
     count_hung_metric: Callable[[], None]
     """Called for each call of a metric that has not returned in time."""
+    score_events: ScoreEvents
+    """Where the scores of trials are emitted."""
     models: Mapping[str, str] = field(default_factory=dict)
     """The configured models, with the hash of each one's configuration."""
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)

@@ -224,7 +224,7 @@ class LiveEvaluation:
         case, named = planned.eval_case, self._runner.build_trial(planned, trial)
         # A trial that has begun is finished: its runs are paid for, and a restart must not change its result.
         if (used_up := self._check_budget()) and (case.id, trial) not in self._fold.started:
-            await self._record_score(planned, build_not_evaluated_result(case, trial, used_up))
+            await self._record_score(planned, build_not_evaluated_result(case, trial, used_up), ())
             return
         if (case.id, trial) not in self._fold.started:
             event = evaluation_pb2.EvaluationEvent()
@@ -233,14 +233,14 @@ class LiveEvaluation:
             has_session = not (is_recorded(case) or case.HasField("origin"))
             event.case_trial_started.session_id = named.session_id if has_session else ""
             await self._recorder.record(event)
-        result = await self._score_trial(planned, trial)
+        result, invocations = await self._score_trial(planned, trial)
         if result is not None and self._fold.cancel is None:
-            await self._record_score(planned, result)
+            await self._record_score(planned, result, invocations)
 
     async def _score_trial(
         self, planned: evaluation_pb2.CasePlanned, trial: int
-    ) -> eval_result_pb2.CaseTrialResult | None:
-        """Run a trial and score it; return None if the evaluation was cancelled meanwhile.
+    ) -> tuple[eval_result_pb2.CaseTrialResult | None, Sequence[invocation_pb2.Invocation]]:
+        """Run a trial and score it; return its result, None if the evaluation was cancelled meanwhile, and its turns.
 
         An error of the trial is recorded as its result, and does not end the evaluation.
         """
@@ -253,20 +253,20 @@ class LiveEvaluation:
             judging = score_all_metrics(
                 self._dependencies, case, invocations, trial=trial, run_ids=run_ids, judges=self._judges
             )
-            return await self._wait_for_result(judging)
+            return await self._wait_for_result(judging), invocations
         except NotScorable as error:
-            return build_not_evaluated_result(
+            result = build_not_evaluated_result(
                 case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered
             )
+            return result, error.invocations
         except (ServerStopping, StorageFailed, Fenced):
             raise
         except Exception as error:
             _log.error(
                 "trial not scored", evaluation_id=self.evaluation_id, case_id=case.id, trial=trial, exc_info=error
             )
-            return build_not_evaluated_result(
-                case, trial, "The server failed while scoring it; the server's log says why."
-            )
+            why = "The server failed while scoring it; the server's log says why."
+            return build_not_evaluated_result(case, trial, why), ()
 
     async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> Sequence[invocation_pb2.Invocation]:
         """Return the records of a trial's turns, which are run unless the case has recorded ones."""
@@ -295,11 +295,21 @@ class LiveEvaluation:
             await asyncio.wait(tasks)
         return None if tasks[0].cancelled() else tasks[0].result()
 
-    async def _record_score(self, planned: evaluation_pb2.CasePlanned, result: eval_result_pb2.CaseTrialResult) -> None:
+    async def _record_score(
+        self,
+        planned: evaluation_pb2.CasePlanned,
+        result: eval_result_pb2.CaseTrialResult,
+        invocations: Sequence[invocation_pb2.Invocation],
+    ) -> None:
+        """Record the result of a trial, and then emit its scores as events.
+
+        A crash between the two loses the events: the server that continues the evaluation does not score it again.
+        """
         result.purpose = self._fold.find_purpose(planned, result.trial)
         event = evaluation_pb2.EvaluationEvent()
         event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)
+        self._dependencies.score_events.emit(result, invocations, evaluation_id=self.evaluation_id)
 
     async def _cancel_runs(self) -> None:
         """Wait until the evaluation is cancelled, and cancel its runs, those of judges too."""
