@@ -33,6 +33,8 @@ class Files:
     markdown: Path | None = None
     html: Path | None = None
     json: Path | None = None
+    baseline: Path | None = None
+    """A file of the same form as `json`, written only if the evaluation passed."""
     content: Content = Content.CUT
 
     def check(self, redact: "RedactSection") -> None:
@@ -42,11 +44,14 @@ class Files:
         from bough_server.evals.results.content import reduce_result
 
         paths = [path for path in (self.junit, self.markdown, self.html, self.json) if path is not None]
+        if self.baseline is not None:
+            paths.append(self.baseline)
         for path in paths:
             if why := why_unwritable(path):
                 raise ConfigurationError(f"{path}: {why}")
         if len({path.resolve() for path in paths}) < len(paths):
-            raise ConfigurationError("Two of --junit, --markdown, --html and --json name the same file.")
+            also = "" if self.baseline is None else ", and --baseline with --update-baseline,"
+            raise ConfigurationError(f"Two of --junit, --markdown, --html and --json{also} name the same file.")
         reduce_result(
             eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns
         )
@@ -58,9 +63,13 @@ class Files:
         *,
         redact: "RedactSection",
     ) -> None:
-        """Write every file, each whole or not at all. Raises ConfigurationError and OSError."""
-        if not any((self.junit, self.markdown, self.html, self.json)):
+        """Write every file, each whole or not at all. Raises ConfigurationError and OSError.
+
+        A baseline that is not written because the evaluation did not pass is named on standard error.
+        """
+        if not any((self.junit, self.markdown, self.html, self.json, self.baseline)):
             return
+        from bough.v1.eval_result_pb2 import VERDICT_PASSED
         from bough_server.cli.output import json_text
         from bough_server.evals.reports.html import html_page
         from bough_server.evals.reports.junit import junit_text
@@ -75,11 +84,25 @@ class Files:
             (self.junit, lambda: junit_text(shown)),
             (self.markdown, lambda: markdown_text(shown, compared)),
             (self.html, lambda: html_page(shown, compared)),
+            (self.baseline if result.verdict == VERDICT_PASSED else None, lambda: json_text(shown) + "\n"),
         )
         for path, text in writers:
             if path is not None:
                 write_whole(path, text())
                 print_stderr(f"wrote {path}")
+        if self.baseline is not None and result.verdict != VERDICT_PASSED:
+            print_stderr(self._explain_old_baseline(result))
+
+    def _explain_old_baseline(self, result: "eval_result_pb2.EvalResult") -> str:
+        """Return why the baseline was not written, and how to write it although the evaluation did not pass."""
+        from bough_server.evals.results.compare import find_baseline_problem
+
+        if why := find_baseline_problem(result):
+            return f"{self.baseline} was not written: the result {why}."
+        return (
+            f"{self.baseline} was not written, because the evaluation did not pass. To accept its result as the "
+            f"baseline: bough eval show {result.evaluation_id} --json {self.baseline} --content {self.content.value}"
+        )
 
 
 def redact_result(
@@ -136,6 +159,21 @@ def read_baseline(text: str) -> "str | eval_result_pb2.EvalResult":
     """
     path = Path(text)
     return read_result(path) if path.exists() or path.suffix == ".json" else text
+
+
+def find_baseline_file(text: str) -> Path:
+    """Return the file that --baseline names and --update-baseline writes. Raises ConfigurationError if it is none."""
+    from bough_server.errors import ConfigurationError
+
+    if not text:
+        raise ConfigurationError("--update-baseline needs --baseline FILE: the file to write.")
+    path = Path(text)
+    if not path.exists() and path.suffix != ".json":
+        raise ConfigurationError(
+            f"--update-baseline: --baseline {text} names an evaluation, and no file: name a file, one that exists or "
+            "a new one that ends in .json."
+        )
+    return path
 
 
 def read_result(path: Path) -> "eval_result_pb2.EvalResult":

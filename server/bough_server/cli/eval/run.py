@@ -1,5 +1,7 @@
 """`bough eval run`: evaluate a set, follow it, and write what it found."""
 
+from dataclasses import replace
+
 import typer
 
 from bough_server.cli.eval.files import Content, Files
@@ -22,6 +24,7 @@ from bough_server.cli.eval.options import (
     RerunSuspectsOption,
     SetArgument,
     TrialsOption,
+    UpdateBaselineOption,
 )
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import DefaultModelOption, RequestIdOption, Target, target_of
@@ -35,6 +38,7 @@ def run(
     max_concurrency: MaxConcurrencyOption = None,
     agents: AgentsOption = None,
     baseline: BaselineOption = "",
+    update_baseline: UpdateBaselineOption = False,
     gate: GateOption = None,
     rerun_suspects: RerunSuspectsOption = None,
     allow_removed: AllowRemovedOption = False,
@@ -61,6 +65,7 @@ def run(
         max_concurrency=max_concurrency,
         agents=agents or (),
         baseline=baseline,
+        update_baseline=update_baseline,
         gates=gate or (),
         allow_removed=allow_removed,
         rerun_suspects=rerun_suspects,
@@ -76,7 +81,7 @@ def run(
 async def _run(target: Target, arguments: EvalArguments, *, default_model: str | None) -> ExitCode:
     from bough import InvalidRequest, NotFound
     from bough_server.cli.connection import connect
-    from bough_server.cli.eval.files import read_baseline
+    from bough_server.cli.eval.files import find_baseline_file, read_baseline
     from bough_server.cli.eval.follow import Following, result_of
     from bough_server.cli.eval.report import report
     from bough_server.cli.eval.request import EvalRequest
@@ -84,9 +89,12 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
     from bough_server.settings import Settings
 
     request = EvalRequest.of(arguments)
-    baseline = read_baseline(arguments.baseline) if arguments.baseline else None
+    updated = find_baseline_file(arguments.baseline) if arguments.update_baseline else None
+    is_new = updated is not None and not updated.exists()
+    baseline = read_baseline(arguments.baseline) if arguments.baseline and not is_new else None
     redact = Settings.load(target.config).evaluation.redact
-    arguments.files.check(redact)
+    files = replace(arguments.files, baseline=updated)
+    files.check(redact)
     async with connect(target, default_model=default_model, subject="evaluation") as connection:
         client, following = connection.client, Following(connection, redact=redact)
         before = await result_of(client, baseline) if baseline is not None else None
@@ -96,5 +104,5 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
             raise request.locate_error(error) from None
         result = await client.evaluations.result(following.evaluation_id)
     comparison = compare(before, result) if before is not None else None
-    code = report(result, comparison, files=arguments.files, redact=redact)
+    code = report(result, comparison, files=files, redact=redact)
     return ExitCode.INTERRUPTED if following.is_interrupted else code
