@@ -160,7 +160,7 @@ class Settings(Section):
     telemetry: TelemetrySection = TelemetrySection()
     """Traces and metrics."""
     evaluation: EvaluationSection = EvaluationSection()
-    """Evaluations, as the command line writes them."""
+    """Evaluations, as the command line writes them and judges see them."""
     log_level: LogLevel = "info"
     """The least severe messages that the server logs."""
     log_format: LogFormat = "text"

@@ -279,6 +279,12 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
     assert (ended.code, "'[redacted]' in the case" in ended.err) == (0, True)
     assert "islands" not in recorded.read_text(encoding="utf-8")
     assert "oslo" not in recorded.read_text(encoding="utf-8")
+    ended = await bough(*embedded, "eval", "run", str(recorded))
+    assert (ended.code, "islands" in ended.out + ended.err) == (0, False), ended
+    # A verdict of a server that redacts nothing is no surprise: what it compares is the placeholder itself.
+    plain = write_team(tmp_path)
+    ended = await bough("--config", str(plain), "--embedded", "eval", "run", str(recorded))
+    assert (ended.code, 'expected "Take the boat to the [redacted]."' in ended.out) == (1, True), ended
     texts = {
         (content, name): (tmp_path / f"{content}.{name}").read_text(encoding="utf-8")
         for content in ("none", "cut", "full")
