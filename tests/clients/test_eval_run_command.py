@@ -149,7 +149,7 @@ async def test_a_baseline_is_made_and_renewed_by_what_passes_and_kept_from_what_
     accept = ("eval", "show", newest_id, "--json", str(baseline), "--content", "cut")
     assert worse.err.splitlines()[-1] == (
         f"{baseline} was not written, because the evaluation did not pass. To accept its result as the baseline: "
-        f"bough {' '.join(accept)}"
+        f"bough --address 127.0.0.1:{port} {' '.join(accept)}"
     )
     assert written(baseline) == second
     await bough(*accept, port=port)

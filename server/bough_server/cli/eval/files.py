@@ -63,10 +63,7 @@ class Files:
         *,
         redact: "RedactSection",
     ) -> None:
-        """Write every file, each whole or not at all. Raises ConfigurationError and OSError.
-
-        A baseline that is not written because the evaluation did not pass is named on standard error.
-        """
+        """Write every file, each whole or not at all. Raises ConfigurationError and OSError."""
         if not any((self.junit, self.markdown, self.html, self.json, self.baseline)):
             return
         from bough.v1.eval_result_pb2 import VERDICT_PASSED
@@ -90,19 +87,6 @@ class Files:
             if path is not None:
                 write_whole(path, text())
                 print_stderr(f"wrote {path}")
-        if self.baseline is not None and result.verdict != VERDICT_PASSED:
-            print_stderr(self._explain_old_baseline(result))
-
-    def _explain_old_baseline(self, result: "eval_result_pb2.EvalResult") -> str:
-        """Return why the baseline was not written, and how to write it although the evaluation did not pass."""
-        from bough_server.evals.results.compare import find_baseline_problem
-
-        if why := find_baseline_problem(result):
-            return f"{self.baseline} was not written: the result {why}."
-        return (
-            f"{self.baseline} was not written, because the evaluation did not pass. To accept its result as the "
-            f"baseline: bough eval show {result.evaluation_id} --json {self.baseline} --content {self.content.value}"
-        )
 
 
 def redact_result(

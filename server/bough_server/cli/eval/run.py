@@ -1,6 +1,8 @@
 """`bough eval run`: evaluate a set, follow it, and write what it found."""
 
+import shlex
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,8 +28,11 @@ from bough_server.cli.eval.options import (
     TrialsOption,
     UpdateBaselineOption,
 )
-from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import DefaultModelOption, RequestIdOption, Target, target_of
+
+if TYPE_CHECKING:
+    from bough.v1 import eval_result_pb2
 
 
 def run(
@@ -105,4 +110,19 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
         result = await client.evaluations.result(following.evaluation_id)
     comparison = compare(before, result) if before is not None else None
     code = report(result, comparison, files=files, redact=redact)
+    if updated is not None and code != ExitCode.YES:
+        print_stderr(_explain_kept_baseline(result, files, connection.command))
     return ExitCode.INTERRUPTED if following.is_interrupted else code
+
+
+def _explain_kept_baseline(result: "eval_result_pb2.EvalResult", files: Files, command: str) -> str:
+    """Return why the baseline was not written, and how to write it although the evaluation did not pass."""
+    from bough_server.evals.results.compare import find_baseline_problem
+
+    if why := find_baseline_problem(result):
+        return f"{files.baseline} was not written: the result {why}."
+    accept = shlex.join(["--json", str(files.baseline), "--content", files.content.value])
+    return (
+        f"{files.baseline} was not written, because the evaluation did not pass. To accept its result as the baseline: "
+        f"{command} eval show {result.evaluation_id} {accept}"
+    )
