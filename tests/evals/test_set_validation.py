@@ -83,6 +83,7 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
     ]
     inner = {"name": "riter", "forbidden": ["writer", "riter"], "tools": [{"name": "serch"}]}
     expect = {"tools": [{"name": "search"}, {"name": "serch"}], "agents": [{"name": "lead", "children": [inner]}]}
+    expect["run"] = {"handoffs": [{"fromAgent": "riter", "toAgent": "writer"}, {"toAgent": "riter"}]}
     mocks = {
         "tools": [{"name": "serch", "agent": "riter", "resultJson": "1"}],
         "agents": [{"agent": "riter", "caller": "riter", "text": "x"}],
@@ -96,6 +97,8 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
         ("cases[0].turns[0].expect.agents[0].children[0].name", agent),
         ("cases[0].turns[0].expect.agents[0].children[0].forbidden[1]", agent),
         ("cases[0].turns[0].expect.agents[0].children[0].tools[0].name", tool),
+        ("cases[0].turns[0].expect.run.handoffs[0].from_agent", agent),
+        ("cases[0].turns[0].expect.run.handoffs[1].to_agent", agent),
         ("cases[0].mocks.tools[0].name", tool),
         ("cases[0].mocks.tools[0].agent", agent),
         ("cases[0].mocks.agents[0].agent", agent),
@@ -269,6 +272,44 @@ def test_expected_agents_are_checked_at_every_depth() -> None:
         "agents[0].children[0].tools[0].result_json",
     ]
     assert of_expectation({"agents": [{"name": "writer", "repeat": {"min": 0, "max": 1}}]}) == []
+
+
+def test_an_expected_end_is_one_that_runs_agents_and_calls_have() -> None:
+    state = "must be SUCCEEDED, FAILED or CANCELLED: in no other state anything ends."
+    running = "EXECUTION_STATE_RUNNING"
+    values = [
+        {"path": "a..b"},
+        {"path": "a", "absent": True, "match": {"regex": "x"}},
+        {"path": "a", "match": {"regex": "("}},
+    ]
+    expect = {
+        "run": {"state": running, "reason": "ERROR_REASON_TOOL_FAILED", "sessionState": values},
+        "tools": [{"name": "search", "state": running}],
+        "agents": [{"name": "lead", "state": running, "inputMatch": {"schemaJson": "{"}}],
+    }
+    found = of_expectation(expect)
+    assert found[:1] + found[1:2] + found[3:6] == [
+        ("tools[0].state", state),
+        ("agents[0].state", state),
+        ("run.state", state),
+        ("run.reason", "is that of a run that failed: set state to FAILED."),
+        ("run.session_state[0].path", "must be a key, then names of members and numbers of items, each after a dot."),
+    ]
+    assert [field for field, _ in found] == [
+        "tools[0].state",
+        "agents[0].state",
+        "agents[0].input_match",
+        "run.state",
+        "run.reason",
+        "run.session_state[0].path",
+        "run.session_state[1].match",
+        "run.session_state[2].match",
+    ]
+
+
+def test_the_id_of_a_turn_is_used_once() -> None:
+    turns = [{"user": "Hi.", "id": "a"}, {"user": "Hi."}, {"user": "Hi."}, {"user": "Hi.", "id": "a"}]
+    assert of_case({"turns": turns}) == [("turns[3].id", "There are two turns 'a': give each its own id.")]
 
 
 def test_metrics_of_a_case_have_different_names_and_a_kind() -> None:

@@ -219,6 +219,10 @@ const (
 	DifferenceKind_DIFFERENCE_KIND_TOOLS DifferenceKind = 4
 	// The agent is below one that forbids it.
 	DifferenceKind_DIFFERENCE_KIND_FORBIDDEN DifferenceKind = 5
+	// The agent ends in another state than expected.
+	DifferenceKind_DIFFERENCE_KIND_STATE DifferenceKind = 6
+	// The agent's input is not as expected.
+	DifferenceKind_DIFFERENCE_KIND_INPUT DifferenceKind = 7
 )
 
 // Enum value maps for DifferenceKind.
@@ -230,6 +234,8 @@ var (
 		3: "DIFFERENCE_KIND_MOVED",
 		4: "DIFFERENCE_KIND_TOOLS",
 		5: "DIFFERENCE_KIND_FORBIDDEN",
+		6: "DIFFERENCE_KIND_STATE",
+		7: "DIFFERENCE_KIND_INPUT",
 	}
 	DifferenceKind_value = map[string]int32{
 		"DIFFERENCE_KIND_UNSPECIFIED": 0,
@@ -238,6 +244,8 @@ var (
 		"DIFFERENCE_KIND_MOVED":       3,
 		"DIFFERENCE_KIND_TOOLS":       4,
 		"DIFFERENCE_KIND_FORBIDDEN":   5,
+		"DIFFERENCE_KIND_STATE":       6,
+		"DIFFERENCE_KIND_INPUT":       7,
 	}
 )
 
@@ -3861,14 +3869,16 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fTREE_MARK_MOVED\x10\x02\x12\x18\n" +
 	"\x14TREE_MARK_UNEXPECTED\x10\x03\x12\x15\n" +
 	"\x11TREE_MARK_ALLOWED\x10\x04\x12\x16\n" +
-	"\x12TREE_MARK_VIOLATED\x10\x05*\xc3\x01\n" +
+	"\x12TREE_MARK_VIOLATED\x10\x05*\xf9\x01\n" +
 	"\x0eDifferenceKind\x12\x1f\n" +
 	"\x1bDIFFERENCE_KIND_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17DIFFERENCE_KIND_MISSING\x10\x01\x12\x1e\n" +
 	"\x1aDIFFERENCE_KIND_UNEXPECTED\x10\x02\x12\x19\n" +
 	"\x15DIFFERENCE_KIND_MOVED\x10\x03\x12\x19\n" +
 	"\x15DIFFERENCE_KIND_TOOLS\x10\x04\x12\x1d\n" +
-	"\x19DIFFERENCE_KIND_FORBIDDEN\x10\x05*\xaf\x01\n" +
+	"\x19DIFFERENCE_KIND_FORBIDDEN\x10\x05\x12\x19\n" +
+	"\x15DIFFERENCE_KIND_STATE\x10\x06\x12\x19\n" +
+	"\x15DIFFERENCE_KIND_INPUT\x10\a*\xaf\x01\n" +
 	"\fGateOperator\x12\x1d\n" +
 	"\x19GATE_OPERATOR_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16GATE_OPERATOR_AT_LEAST\x10\x01\x12\x17\n" +

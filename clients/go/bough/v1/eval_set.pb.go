@@ -495,7 +495,9 @@ type EvalTurn struct {
 	Expect *EvalExpectation `protobuf:"bytes,3,opt,name=expect,proto3" json:"expect,omitempty"`
 	// What is scored instead of a run: a stored run, or a record. Nothing runs then, and the case has one trial whatever `trials` says.
 	// Either every turn of a case has it or none. A stored run that does not exist makes the trial not scored.
-	Recorded      *InvocationSource `protobuf:"bytes,4,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	Recorded *InvocationSource `protobuf:"bytes,4,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	// A name for the turn, unique in its case, by which sentences about it name it; empty for its number.
+	Id            string `protobuf:"bytes,5,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -558,6 +560,13 @@ func (x *EvalTurn) GetRecorded() *InvocationSource {
 	return nil
 }
 
+func (x *EvalTurn) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 // What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
 // What is unset is not scored, but `tools` if a metric of the case scores them by name: then none are expected.
 type EvalExpectation struct {
@@ -567,7 +576,9 @@ type EvalExpectation struct {
 	// The tool calls of all agents, in the order in which they start.
 	Tools []*ExpectedTool `protobuf:"bytes,2,rep,name=tools,proto3" json:"tools,omitempty"`
 	// The agents: the roots of the expected tree.
-	Agents        []*ExpectedAgent `protobuf:"bytes,3,rep,name=agents,proto3" json:"agents,omitempty"`
+	Agents []*ExpectedAgent `protobuf:"bytes,3,rep,name=agents,proto3" json:"agents,omitempty"`
+	// How the run ends, and what it leaves; unset for a run that succeeds.
+	Run           *ExpectedRun `protobuf:"bytes,4,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -623,6 +634,215 @@ func (x *EvalExpectation) GetAgents() []*ExpectedAgent {
 	return nil
 }
 
+func (x *EvalExpectation) GetRun() *ExpectedRun {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+// How a run is expected to end. Every condition that does not hold is named.
+type ExpectedRun struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The state in which it ends: SUCCEEDED, FAILED or CANCELLED. Default: SUCCEEDED. A run that ends as expected is no crash, and the
+	// next turn follows.
+	State ExecutionState `protobuf:"varint,1,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
+	// Why it failed, as AgentError.reason; unspecified for any reason.
+	Reason ErrorReason `protobuf:"varint,2,opt,name=reason,proto3,enum=bough.v1.ErrorReason" json:"reason,omitempty"`
+	// What the session's values are after it.
+	SessionState []*ExpectedStateValue `protobuf:"bytes,3,rep,name=session_state,json=sessionState,proto3" json:"session_state,omitempty"`
+	// Who handed over to whom, in that order.
+	Handoffs []*ExpectedHandoff `protobuf:"bytes,4,rep,name=handoffs,proto3" json:"handoffs,omitempty"`
+	// How `handoffs` are compared. Default: EXACT. Not compared if there are none and this is unset.
+	HandoffsMode  TrajectoryMode `protobuf:"varint,5,opt,name=handoffs_mode,json=handoffsMode,proto3,enum=bough.v1.TrajectoryMode" json:"handoffs_mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedRun) Reset() {
+	*x = ExpectedRun{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedRun) ProtoMessage() {}
+
+func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedRun.ProtoReflect.Descriptor instead.
+func (*ExpectedRun) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ExpectedRun) GetState() ExecutionState {
+	if x != nil {
+		return x.State
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
+func (x *ExpectedRun) GetReason() ErrorReason {
+	if x != nil {
+		return x.Reason
+	}
+	return ErrorReason_ERROR_REASON_UNSPECIFIED
+}
+
+func (x *ExpectedRun) GetSessionState() []*ExpectedStateValue {
+	if x != nil {
+		return x.SessionState
+	}
+	return nil
+}
+
+func (x *ExpectedRun) GetHandoffs() []*ExpectedHandoff {
+	if x != nil {
+		return x.Handoffs
+	}
+	return nil
+}
+
+func (x *ExpectedRun) GetHandoffsMode() TrajectoryMode {
+	if x != nil {
+		return x.HandoffsMode
+	}
+	return TrajectoryMode_TRAJECTORY_MODE_UNSPECIFIED
+}
+
+// One of a session's values.
+type ExpectedStateValue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0".
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// How the value is compared; unset for any value.
+	Match *ValueMatcher `protobuf:"bytes,2,opt,name=match,proto3" json:"match,omitempty"`
+	// Whether there must be no value there. Not together with `match`.
+	Absent        bool `protobuf:"varint,3,opt,name=absent,proto3" json:"absent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedStateValue) Reset() {
+	*x = ExpectedStateValue{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedStateValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedStateValue) ProtoMessage() {}
+
+func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedStateValue.ProtoReflect.Descriptor instead.
+func (*ExpectedStateValue) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ExpectedStateValue) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ExpectedStateValue) GetMatch() *ValueMatcher {
+	if x != nil {
+		return x.Match
+	}
+	return nil
+}
+
+func (x *ExpectedStateValue) GetAbsent() bool {
+	if x != nil {
+		return x.Absent
+	}
+	return false
+}
+
+// A transfer from one agent to another.
+type ExpectedHandoff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent that hands over; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	FromAgent string `protobuf:"bytes,1,opt,name=from_agent,json=fromAgent,proto3" json:"from_agent,omitempty"`
+	// The agent that takes over. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	ToAgent       string `protobuf:"bytes,2,opt,name=to_agent,json=toAgent,proto3" json:"to_agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedHandoff) Reset() {
+	*x = ExpectedHandoff{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedHandoff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedHandoff) ProtoMessage() {}
+
+func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedHandoff.ProtoReflect.Descriptor instead.
+func (*ExpectedHandoff) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ExpectedHandoff) GetFromAgent() string {
+	if x != nil {
+		return x.FromAgent
+	}
+	return ""
+}
+
+func (x *ExpectedHandoff) GetToAgent() string {
+	if x != nil {
+		return x.ToAgent
+	}
+	return ""
+}
+
 // What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
 //
 // If the server removes secrets (`evaluation.redact` of bough.yaml), "[redacted]" in `exact`, `contains` and expected JSON matches what
@@ -651,7 +871,7 @@ type ExpectedAnswer struct {
 
 func (x *ExpectedAnswer) Reset() {
 	*x = ExpectedAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +883,7 @@ func (x *ExpectedAnswer) String() string {
 func (*ExpectedAnswer) ProtoMessage() {}
 
 func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +896,7 @@ func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAnswer.ProtoReflect.Descriptor instead.
 func (*ExpectedAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExpectedAnswer) GetExact() string {
@@ -759,7 +979,7 @@ type ValueMatcher struct {
 
 func (x *ValueMatcher) Reset() {
 	*x = ValueMatcher{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -771,7 +991,7 @@ func (x *ValueMatcher) String() string {
 func (*ValueMatcher) ProtoMessage() {}
 
 func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -784,7 +1004,7 @@ func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueMatcher.ProtoReflect.Descriptor instead.
 func (*ValueMatcher) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ValueMatcher) GetExpected() isValueMatcher_Expected {
@@ -891,14 +1111,18 @@ type ExpectedTool struct {
 	// How the result is compared; unset for any. A failed call has none.
 	ResultMatch *ValueMatcher `protobuf:"bytes,5,opt,name=result_match,json=resultMatch,proto3" json:"result_match,omitempty"`
 	// A regular expression of RE2 that matches somewhere in the tool's name; empty for none.
-	NameRegex     string `protobuf:"bytes,6,opt,name=name_regex,json=nameRegex,proto3" json:"name_regex,omitempty"`
+	NameRegex string `protobuf:"bytes,6,opt,name=name_regex,json=nameRegex,proto3" json:"name_regex,omitempty"`
+	// Only the nth call of its tool, from 1, of those that are compared; absent for any.
+	Nth *int32 `protobuf:"varint,7,opt,name=nth,proto3,oneof" json:"nth,omitempty"`
+	// The state in which it ends, such as FAILED; unspecified for any.
+	State         ExecutionState `protobuf:"varint,8,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExpectedTool) Reset() {
 	*x = ExpectedTool{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1134,7 @@ func (x *ExpectedTool) String() string {
 func (*ExpectedTool) ProtoMessage() {}
 
 func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1147,7 @@ func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedTool.ProtoReflect.Descriptor instead.
 func (*ExpectedTool) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExpectedTool) GetName() string {
@@ -968,6 +1192,20 @@ func (x *ExpectedTool) GetNameRegex() string {
 	return ""
 }
 
+func (x *ExpectedTool) GetNth() int32 {
+	if x != nil && x.Nth != nil {
+		return *x.Nth
+	}
+	return 0
+}
+
+func (x *ExpectedTool) GetState() ExecutionState {
+	if x != nil {
+		return x.State
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
 // How often something is expected.
 type EvalRepeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -981,7 +1219,7 @@ type EvalRepeat struct {
 
 func (x *EvalRepeat) Reset() {
 	*x = EvalRepeat{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1231,7 @@ func (x *EvalRepeat) String() string {
 func (*EvalRepeat) ProtoMessage() {}
 
 func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1244,7 @@ func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalRepeat.ProtoReflect.Descriptor instead.
 func (*EvalRepeat) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EvalRepeat) GetMin() int32 {
@@ -1028,7 +1266,7 @@ type ExpectedAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The agent's name, or "*" for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether it may be missing.
+	// Whether it may be missing. With `repeat.min`, it is there either not at all or at least that often.
 	Optional bool `protobuf:"varint,2,opt,name=optional,proto3" json:"optional,omitempty"`
 	// How often it is expected; unset for once.
 	Repeat *EvalRepeat `protobuf:"bytes,3,opt,name=repeat,proto3" json:"repeat,omitempty"`
@@ -1043,14 +1281,18 @@ type ExpectedAgent struct {
 	// The tool calls that it makes itself. Not scored if there are none and tools_mode is unset.
 	Tools []*ExpectedTool `protobuf:"bytes,8,rep,name=tools,proto3" json:"tools,omitempty"`
 	// How `tools` are compared. Default: EXACT.
-	ToolsMode     TrajectoryMode `protobuf:"varint,9,opt,name=tools_mode,json=toolsMode,proto3,enum=bough.v1.TrajectoryMode" json:"tools_mode,omitempty"`
+	ToolsMode TrajectoryMode `protobuf:"varint,9,opt,name=tools_mode,json=toolsMode,proto3,enum=bough.v1.TrajectoryMode" json:"tools_mode,omitempty"`
+	// The state in which it ends; unspecified for any. A failed agent below one that SUCCEEDED is one that its caller recovered from.
+	State ExecutionState `protobuf:"varint,10,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
+	// How its input is compared, its text as a JSON string or its data; unset for any.
+	InputMatch    *ValueMatcher `protobuf:"bytes,11,opt,name=input_match,json=inputMatch,proto3" json:"input_match,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExpectedAgent) Reset() {
 	*x = ExpectedAgent{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1304,7 @@ func (x *ExpectedAgent) String() string {
 func (*ExpectedAgent) ProtoMessage() {}
 
 func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1317,7 @@ func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAgent.ProtoReflect.Descriptor instead.
 func (*ExpectedAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExpectedAgent) GetName() string {
@@ -1141,6 +1383,20 @@ func (x *ExpectedAgent) GetToolsMode() TrajectoryMode {
 	return TrajectoryMode_TRAJECTORY_MODE_UNSPECIFIED
 }
 
+func (x *ExpectedAgent) GetState() ExecutionState {
+	if x != nil {
+		return x.State
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
+func (x *ExpectedAgent) GetInputMatch() *ValueMatcher {
+	if x != nil {
+		return x.InputMatch
+	}
+	return nil
+}
+
 // Where a case begins.
 type EvalOrigin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1156,7 +1412,7 @@ type EvalOrigin struct {
 
 func (x *EvalOrigin) Reset() {
 	*x = EvalOrigin{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1424,7 @@ func (x *EvalOrigin) String() string {
 func (*EvalOrigin) ProtoMessage() {}
 
 func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1437,7 @@ func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalOrigin.ProtoReflect.Descriptor instead.
 func (*EvalOrigin) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvalOrigin) GetRunId() string {
@@ -1227,7 +1483,7 @@ type ToolMocks struct {
 
 func (x *ToolMocks) Reset() {
 	*x = ToolMocks{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1495,7 @@ func (x *ToolMocks) String() string {
 func (*ToolMocks) ProtoMessage() {}
 
 func (x *ToolMocks) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1508,7 @@ func (x *ToolMocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMocks.ProtoReflect.Descriptor instead.
 func (*ToolMocks) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ToolMocks) GetTools() []*ToolMock {
@@ -1308,7 +1564,7 @@ type AgentMock struct {
 
 func (x *AgentMock) Reset() {
 	*x = AgentMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1576,7 @@ func (x *AgentMock) String() string {
 func (*AgentMock) ProtoMessage() {}
 
 func (x *AgentMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1589,7 @@ func (x *AgentMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMock.ProtoReflect.Descriptor instead.
 func (*AgentMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AgentMock) GetAgent() string {
@@ -1448,7 +1704,7 @@ type ToolMock struct {
 
 func (x *ToolMock) Reset() {
 	*x = ToolMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1716,7 @@ func (x *ToolMock) String() string {
 func (*ToolMock) ProtoMessage() {}
 
 func (x *ToolMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1729,7 @@ func (x *ToolMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMock.ProtoReflect.Descriptor instead.
 func (*ToolMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ToolMock) GetName() string {
@@ -1574,7 +1830,7 @@ type EvalAnswer struct {
 
 func (x *EvalAnswer) Reset() {
 	*x = EvalAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1842,7 @@ func (x *EvalAnswer) String() string {
 func (*EvalAnswer) ProtoMessage() {}
 
 func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1855,7 @@ func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAnswer.ProtoReflect.Descriptor instead.
 func (*EvalAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EvalAnswer) GetAgent() string {
@@ -1729,6 +1985,7 @@ type EvalMetric struct {
 	//	*EvalMetric_Budget
 	//	*EvalMetric_LlmJudge
 	//	*EvalMetric_Custom
+	//	*EvalMetric_RunOutcome
 	Kind          isEvalMetric_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1736,7 +1993,7 @@ type EvalMetric struct {
 
 func (x *EvalMetric) Reset() {
 	*x = EvalMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +2005,7 @@ func (x *EvalMetric) String() string {
 func (*EvalMetric) ProtoMessage() {}
 
 func (x *EvalMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +2018,7 @@ func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
 func (*EvalMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EvalMetric) GetName() string {
@@ -1839,6 +2096,15 @@ func (x *EvalMetric) GetCustom() *CustomMetric {
 	return nil
 }
 
+func (x *EvalMetric) GetRunOutcome() *RunOutcomeMetric {
+	if x != nil {
+		if x, ok := x.Kind.(*EvalMetric_RunOutcome); ok {
+			return x.RunOutcome
+		}
+	}
+	return nil
+}
+
 type isEvalMetric_Kind interface {
 	isEvalMetric_Kind()
 }
@@ -1873,6 +2139,11 @@ type EvalMetric_Custom struct {
 	Custom *CustomMetric `protobuf:"bytes,8,opt,name=custom,proto3,oneof"`
 }
 
+type EvalMetric_RunOutcome struct {
+	// Compares how the run ends with EvalExpectation.run.
+	RunOutcome *RunOutcomeMetric `protobuf:"bytes,9,opt,name=run_outcome,json=runOutcome,proto3,oneof"`
+}
+
 func (*EvalMetric_AgentTrajectory) isEvalMetric_Kind() {}
 
 func (*EvalMetric_ToolTrajectory) isEvalMetric_Kind() {}
@@ -1885,6 +2156,46 @@ func (*EvalMetric_LlmJudge) isEvalMetric_Kind() {}
 
 func (*EvalMetric_Custom) isEvalMetric_Kind() {}
 
+func (*EvalMetric_RunOutcome) isEvalMetric_Kind() {}
+
+// Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
+// condition holds, else 0.
+type RunOutcomeMetric struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunOutcomeMetric) Reset() {
+	*x = RunOutcomeMetric{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunOutcomeMetric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunOutcomeMetric) ProtoMessage() {}
+
+func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunOutcomeMetric.ProtoReflect.Descriptor instead.
+func (*RunOutcomeMetric) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+}
+
 // Kinds of agents.
 type AgentKinds struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1896,7 +2207,7 @@ type AgentKinds struct {
 
 func (x *AgentKinds) Reset() {
 	*x = AgentKinds{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2219,7 @@ func (x *AgentKinds) String() string {
 func (*AgentKinds) ProtoMessage() {}
 
 func (x *AgentKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2232,7 @@ func (x *AgentKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKinds.ProtoReflect.Descriptor instead.
 func (*AgentKinds) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AgentKinds) GetKinds() []AgentKind {
@@ -1949,7 +2260,7 @@ type AgentTrajectoryMetric struct {
 
 func (x *AgentTrajectoryMetric) Reset() {
 	*x = AgentTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2272,7 @@ func (x *AgentTrajectoryMetric) String() string {
 func (*AgentTrajectoryMetric) ProtoMessage() {}
 
 func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2285,7 @@ func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*AgentTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AgentTrajectoryMetric) GetTransparent() *AgentKinds {
@@ -2015,7 +2326,7 @@ type ToolTrajectoryMetric struct {
 
 func (x *ToolTrajectoryMetric) Reset() {
 	*x = ToolTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2338,7 @@ func (x *ToolTrajectoryMetric) String() string {
 func (*ToolTrajectoryMetric) ProtoMessage() {}
 
 func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2351,7 @@ func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*ToolTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ToolTrajectoryMetric) GetMode() TrajectoryMode {
@@ -2078,7 +2389,7 @@ type FinalResponseMetric struct {
 
 func (x *FinalResponseMetric) Reset() {
 	*x = FinalResponseMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2401,7 @@ func (x *FinalResponseMetric) String() string {
 func (*FinalResponseMetric) ProtoMessage() {}
 
 func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2414,7 @@ func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalResponseMetric.ProtoReflect.Descriptor instead.
 func (*FinalResponseMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FinalResponseMetric) GetAgent() string {
@@ -2139,7 +2450,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2462,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2475,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -2201,7 +2512,7 @@ type JudgeRubric struct {
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2524,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2537,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -2271,7 +2582,7 @@ type LlmJudgeMetric struct {
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2283,7 +2594,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2296,7 +2607,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -2356,7 +2667,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2679,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2692,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -2402,7 +2713,7 @@ var File_bough_v1_eval_set_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\n" +
-	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/error.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
+	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
 	"\aEvalSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
@@ -2430,16 +2741,32 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
-	"\a_trials\"\xb2\x01\n" +
+	"\a_trials\"\xc2\x01\n" +
 	"\bEvalTurn\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12'\n" +
 	"\x05input\x18\x02 \x01(\v2\x11.bough.v1.MessageR\x05input\x121\n" +
 	"\x06expect\x18\x03 \x01(\v2\x19.bough.v1.EvalExpectationR\x06expect\x126\n" +
-	"\brecorded\x18\x04 \x01(\v2\x1a.bough.v1.InvocationSourceR\brecorded\"\xa2\x01\n" +
+	"\brecorded\x18\x04 \x01(\v2\x1a.bough.v1.InvocationSourceR\brecorded\x12\x0e\n" +
+	"\x02id\x18\x05 \x01(\tR\x02id\"\xcb\x01\n" +
 	"\x0fEvalExpectation\x120\n" +
 	"\x06answer\x18\x01 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\x12,\n" +
 	"\x05tools\x18\x02 \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\x12/\n" +
-	"\x06agents\x18\x03 \x03(\v2\x17.bough.v1.ExpectedAgentR\x06agents\"\xce\x02\n" +
+	"\x06agents\x18\x03 \x03(\v2\x17.bough.v1.ExpectedAgentR\x06agents\x12'\n" +
+	"\x03run\x18\x04 \x01(\v2\x15.bough.v1.ExpectedRunR\x03run\"\xa5\x02\n" +
+	"\vExpectedRun\x12.\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12-\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x15.bough.v1.ErrorReasonR\x06reason\x12A\n" +
+	"\rsession_state\x18\x03 \x03(\v2\x1c.bough.v1.ExpectedStateValueR\fsessionState\x125\n" +
+	"\bhandoffs\x18\x04 \x03(\v2\x19.bough.v1.ExpectedHandoffR\bhandoffs\x12=\n" +
+	"\rhandoffs_mode\x18\x05 \x01(\x0e2\x18.bough.v1.TrajectoryModeR\fhandoffsMode\"n\n" +
+	"\x12ExpectedStateValue\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12,\n" +
+	"\x05match\x18\x02 \x01(\v2\x16.bough.v1.ValueMatcherR\x05match\x12\x16\n" +
+	"\x06absent\x18\x03 \x01(\bR\x06absent\"K\n" +
+	"\x0fExpectedHandoff\x12\x1d\n" +
+	"\n" +
+	"from_agent\x18\x01 \x01(\tR\tfromAgent\x12\x19\n" +
+	"\bto_agent\x18\x02 \x01(\tR\atoAgent\"\xce\x02\n" +
 	"\x0eExpectedAnswer\x12\x19\n" +
 	"\x05exact\x18\x01 \x01(\tH\x00R\x05exact\x88\x01\x01\x12\x1a\n" +
 	"\bcontains\x18\x02 \x03(\tR\bcontains\x12\x1a\n" +
@@ -2464,7 +2791,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x06ignore\x18\x05 \x03(\tR\x06ignore\x12)\n" +
 	"\x10number_tolerance\x18\x06 \x01(\x01R\x0fnumberToleranceB\n" +
 	"\n" +
-	"\bexpected\"\x85\x02\n" +
+	"\bexpected\"\xd4\x02\n" +
 	"\fExpectedTool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0earguments_json\x18\x02 \x01(\tR\rargumentsJson\x12?\n" +
@@ -2473,13 +2800,16 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"resultJson\x129\n" +
 	"\fresult_match\x18\x05 \x01(\v2\x16.bough.v1.ValueMatcherR\vresultMatch\x12\x1d\n" +
 	"\n" +
-	"name_regex\x18\x06 \x01(\tR\tnameRegex\"J\n" +
+	"name_regex\x18\x06 \x01(\tR\tnameRegex\x12\x15\n" +
+	"\x03nth\x18\a \x01(\x05H\x00R\x03nth\x88\x01\x01\x12.\n" +
+	"\x05state\x18\b \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05stateB\x06\n" +
+	"\x04_nth\"J\n" +
 	"\n" +
 	"EvalRepeat\x12\x15\n" +
 	"\x03min\x18\x01 \x01(\x05H\x00R\x03min\x88\x01\x01\x12\x15\n" +
 	"\x03max\x18\x02 \x01(\x05H\x01R\x03max\x88\x01\x01B\x06\n" +
 	"\x04_minB\x06\n" +
-	"\x04_max\"\x96\x03\n" +
+	"\x04_max\"\xff\x03\n" +
 	"\rExpectedAgent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\boptional\x18\x02 \x01(\bR\boptional\x12,\n" +
@@ -2490,7 +2820,11 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\tforbidden\x18\a \x03(\tR\tforbidden\x12,\n" +
 	"\x05tools\x18\b \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\x127\n" +
 	"\n" +
-	"tools_mode\x18\t \x01(\x0e2\x18.bough.v1.TrajectoryModeR\ttoolsMode\"{\n" +
+	"tools_mode\x18\t \x01(\x0e2\x18.bough.v1.TrajectoryModeR\ttoolsMode\x12.\n" +
+	"\x05state\x18\n" +
+	" \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x127\n" +
+	"\vinput_match\x18\v \x01(\v2\x16.bough.v1.ValueMatcherR\n" +
+	"inputMatch\"{\n" +
 	"\n" +
 	"EvalOrigin\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n" +
@@ -2533,7 +2867,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"value_json\x18\x05 \x01(\tH\x01R\tvalueJson\x12:\n" +
 	"\ftool_outcome\x18\x06 \x01(\v2\x15.bough.v1.ToolOutcomeH\x01R\vtoolOutcomeB\a\n" +
 	"\x05aboutB\b\n" +
-	"\x06answer\"\xd7\x03\n" +
+	"\x06answer\"\x96\x04\n" +
 	"\n" +
 	"EvalMetric\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
@@ -2543,10 +2877,13 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x0efinal_response\x18\x05 \x01(\v2\x1d.bough.v1.FinalResponseMetricH\x00R\rfinalResponse\x120\n" +
 	"\x06budget\x18\x06 \x01(\v2\x16.bough.v1.BudgetMetricH\x00R\x06budget\x127\n" +
 	"\tllm_judge\x18\a \x01(\v2\x18.bough.v1.LlmJudgeMetricH\x00R\bllmJudge\x120\n" +
-	"\x06custom\x18\b \x01(\v2\x16.bough.v1.CustomMetricH\x00R\x06customB\x06\n" +
+	"\x06custom\x18\b \x01(\v2\x16.bough.v1.CustomMetricH\x00R\x06custom\x12=\n" +
+	"\vrun_outcome\x18\t \x01(\v2\x1a.bough.v1.RunOutcomeMetricH\x00R\n" +
+	"runOutcomeB\x06\n" +
 	"\x04kindB\f\n" +
 	"\n" +
-	"_threshold\"7\n" +
+	"_threshold\"\x12\n" +
+	"\x10RunOutcomeMetric\"7\n" +
 	"\n" +
 	"AgentKinds\x12)\n" +
 	"\x05kinds\x18\x01 \x03(\x0e2\x13.bough.v1.AgentKindR\x05kinds\"\xc3\x01\n" +
@@ -2614,7 +2951,7 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
@@ -2624,95 +2961,112 @@ var file_bough_v1_eval_set_proto_goTypes = []any{
 	(*EvalCase)(nil),              // 5: bough.v1.EvalCase
 	(*EvalTurn)(nil),              // 6: bough.v1.EvalTurn
 	(*EvalExpectation)(nil),       // 7: bough.v1.EvalExpectation
-	(*ExpectedAnswer)(nil),        // 8: bough.v1.ExpectedAnswer
-	(*ValueMatcher)(nil),          // 9: bough.v1.ValueMatcher
-	(*ExpectedTool)(nil),          // 10: bough.v1.ExpectedTool
-	(*EvalRepeat)(nil),            // 11: bough.v1.EvalRepeat
-	(*ExpectedAgent)(nil),         // 12: bough.v1.ExpectedAgent
-	(*EvalOrigin)(nil),            // 13: bough.v1.EvalOrigin
-	(*ToolMocks)(nil),             // 14: bough.v1.ToolMocks
-	(*AgentMock)(nil),             // 15: bough.v1.AgentMock
-	(*ToolMock)(nil),              // 16: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 17: bough.v1.EvalAnswer
-	(*EvalMetric)(nil),            // 18: bough.v1.EvalMetric
-	(*AgentKinds)(nil),            // 19: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 20: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 21: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 22: bough.v1.FinalResponseMetric
-	(*BudgetMetric)(nil),          // 23: bough.v1.BudgetMetric
-	(*JudgeRubric)(nil),           // 24: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 25: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 26: bough.v1.CustomMetric
-	nil,                           // 27: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*Message)(nil),               // 29: bough.v1.Message
-	(*InvocationSource)(nil),      // 30: bough.v1.InvocationSource
-	(*ForkChanges)(nil),           // 31: bough.v1.ForkChanges
-	(*AgentError)(nil),            // 32: bough.v1.AgentError
-	(*ToolOutcome)(nil),           // 33: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 34: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 35: bough.v1.AgentKind
-	(*Limits)(nil),                // 36: bough.v1.Limits
-	(*ModelSettings)(nil),         // 37: bough.v1.ModelSettings
+	(*ExpectedRun)(nil),           // 8: bough.v1.ExpectedRun
+	(*ExpectedStateValue)(nil),    // 9: bough.v1.ExpectedStateValue
+	(*ExpectedHandoff)(nil),       // 10: bough.v1.ExpectedHandoff
+	(*ExpectedAnswer)(nil),        // 11: bough.v1.ExpectedAnswer
+	(*ValueMatcher)(nil),          // 12: bough.v1.ValueMatcher
+	(*ExpectedTool)(nil),          // 13: bough.v1.ExpectedTool
+	(*EvalRepeat)(nil),            // 14: bough.v1.EvalRepeat
+	(*ExpectedAgent)(nil),         // 15: bough.v1.ExpectedAgent
+	(*EvalOrigin)(nil),            // 16: bough.v1.EvalOrigin
+	(*ToolMocks)(nil),             // 17: bough.v1.ToolMocks
+	(*AgentMock)(nil),             // 18: bough.v1.AgentMock
+	(*ToolMock)(nil),              // 19: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 20: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 21: bough.v1.EvalMetric
+	(*RunOutcomeMetric)(nil),      // 22: bough.v1.RunOutcomeMetric
+	(*AgentKinds)(nil),            // 23: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 24: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 25: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 26: bough.v1.FinalResponseMetric
+	(*BudgetMetric)(nil),          // 27: bough.v1.BudgetMetric
+	(*JudgeRubric)(nil),           // 28: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 29: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 30: bough.v1.CustomMetric
+	nil,                           // 31: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
+	(*Message)(nil),               // 33: bough.v1.Message
+	(*InvocationSource)(nil),      // 34: bough.v1.InvocationSource
+	(ExecutionState)(0),           // 35: bough.v1.ExecutionState
+	(ErrorReason)(0),              // 36: bough.v1.ErrorReason
+	(*ForkChanges)(nil),           // 37: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 38: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 39: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 40: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 41: bough.v1.AgentKind
+	(*Limits)(nil),                // 42: bough.v1.Limits
+	(*ModelSettings)(nil),         // 43: bough.v1.ModelSettings
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
 	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
 	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	18, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	28, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	27, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	21, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	32, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	31, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
 	6,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
-	13, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
-	14, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	17, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	18, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	28, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	29, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	16, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
+	17, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
+	20, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	21, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	32, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	33, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
 	7,  // 12: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	30, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
-	8,  // 14: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
-	10, // 15: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
-	12, // 16: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
-	9,  // 17: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
-	9,  // 18: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
-	9,  // 19: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	11, // 20: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
-	12, // 21: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
-	0,  // 22: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
-	1,  // 23: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
-	10, // 24: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
-	2,  // 25: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	31, // 26: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	16, // 27: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	15, // 28: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
-	9,  // 29: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
-	29, // 30: bough.v1.AgentMock.message:type_name -> bough.v1.Message
-	32, // 31: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
-	9,  // 32: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	33, // 33: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	34, // 34: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	33, // 35: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	20, // 36: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	21, // 37: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	22, // 38: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	23, // 39: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	25, // 40: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	26, // 41: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
-	35, // 42: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	19, // 43: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 44: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 45: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 46: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	10, // 47: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	8,  // 48: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	36, // 49: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	24, // 50: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	37, // 51: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	52, // [52:52] is the sub-list for method output_type
-	52, // [52:52] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	34, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	11, // 14: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
+	13, // 15: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
+	15, // 16: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
+	8,  // 17: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
+	35, // 18: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
+	36, // 19: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
+	9,  // 20: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
+	10, // 21: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
+	2,  // 22: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
+	12, // 23: bough.v1.ExpectedStateValue.match:type_name -> bough.v1.ValueMatcher
+	12, // 24: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
+	12, // 25: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
+	12, // 26: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
+	35, // 27: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
+	14, // 28: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
+	15, // 29: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
+	0,  // 30: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
+	1,  // 31: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
+	13, // 32: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
+	2,  // 33: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
+	35, // 34: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
+	12, // 35: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
+	37, // 36: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	19, // 37: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	18, // 38: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
+	12, // 39: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
+	33, // 40: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	38, // 41: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	12, // 42: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	39, // 43: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	40, // 44: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	39, // 45: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	24, // 46: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	25, // 47: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	26, // 48: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	27, // 49: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	29, // 50: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	30, // 51: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	22, // 52: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
+	41, // 53: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	23, // 54: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 55: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 56: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 57: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	13, // 58: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	11, // 59: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	42, // 60: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	28, // 61: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	43, // 62: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	63, // [63:63] is the sub-list for method output_type
+	63, // [63:63] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -2720,8 +3074,8 @@ func file_bough_v1_eval_set_proto_init() {
 	if File_bough_v1_eval_set_proto != nil {
 		return
 	}
-	file_bough_v1_execution_proto_init()
 	file_bough_v1_error_proto_init()
+	file_bough_v1_execution_proto_init()
 	file_bough_v1_fork_proto_init()
 	file_bough_v1_input_proto_init()
 	file_bough_v1_invocation_proto_init()
@@ -2730,48 +3084,50 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_policy_proto_init()
 	file_bough_v1_eval_set_proto_msgTypes[1].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[2].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[5].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[6].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[8].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{
 		(*ValueMatcher_EqualsJson)(nil),
 		(*ValueMatcher_SubsetJson)(nil),
 		(*ValueMatcher_Regex)(nil),
 		(*ValueMatcher_SchemaJson)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[8].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{
 		(*AgentMock_Message)(nil),
 		(*AgentMock_Error)(nil),
 		(*AgentMock_Text)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[13].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
 		(*EvalAnswer_Approval)(nil),
 		(*EvalAnswer_ValueJson)(nil),
 		(*EvalAnswer_ToolOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
 		(*EvalMetric_AgentTrajectory)(nil),
 		(*EvalMetric_ToolTrajectory)(nil),
 		(*EvalMetric_FinalResponse)(nil),
 		(*EvalMetric_Budget)(nil),
 		(*EvalMetric_LlmJudge)(nil),
 		(*EvalMetric_Custom)(nil),
+		(*EvalMetric_RunOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[20].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[22].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[24].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   25,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

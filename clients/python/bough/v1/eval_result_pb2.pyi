@@ -137,6 +137,10 @@ class _DifferenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Differ
     """The agent's own tool calls are not as expected."""
     DIFFERENCE_KIND_FORBIDDEN: _DifferenceKind.ValueType  # 5
     """The agent is below one that forbids it."""
+    DIFFERENCE_KIND_STATE: _DifferenceKind.ValueType  # 6
+    """The agent ends in another state than expected."""
+    DIFFERENCE_KIND_INPUT: _DifferenceKind.ValueType  # 7
+    """The agent's input is not as expected."""
 
 class DifferenceKind(_DifferenceKind, metaclass=_DifferenceKindEnumTypeWrapper):
     """How an agent violates what is expected of the tree."""
@@ -153,6 +157,10 @@ DIFFERENCE_KIND_TOOLS: DifferenceKind.ValueType  # 4
 """The agent's own tool calls are not as expected."""
 DIFFERENCE_KIND_FORBIDDEN: DifferenceKind.ValueType  # 5
 """The agent is below one that forbids it."""
+DIFFERENCE_KIND_STATE: DifferenceKind.ValueType  # 6
+"""The agent ends in another state than expected."""
+DIFFERENCE_KIND_INPUT: DifferenceKind.ValueType  # 7
+"""The agent's input is not as expected."""
 Global___DifferenceKind: _TypeAlias = DifferenceKind  # noqa: Y015
 
 class _GateOperator:

@@ -308,8 +308,11 @@ class EvalTurn(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     EXPECT_FIELD_NUMBER: _builtins.int
     RECORDED_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
     user: _builtins.str
     """What the user says. Empty if `input` or `recorded` is set, and in the first turn of a case with `origin`."""
+    id: _builtins.str
+    """A name for the turn, unique in its case, by which sentences about it name it; empty for its number."""
     @_builtins.property
     def input(self) -> _message_pb2.Message:
         """What the user says, if it is more than a text: as RunRequest.input."""
@@ -331,10 +334,11 @@ class EvalTurn(_message.Message):
         input: _message_pb2.Message | None = ...,
         expect: Global___EvalExpectation | None = ...,
         recorded: _invocation_pb2.InvocationSource | None = ...,
+        id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expect", b"expect", "input", b"input", "recorded", b"recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect", b"expect", "input", b"input", "recorded", b"recorded", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect", b"expect", "id", b"id", "input", b"input", "recorded", b"recorded", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +355,7 @@ class EvalExpectation(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def answer(self) -> Global___ExpectedAnswer:
         """The text of the run's answer; unset for any answer."""
@@ -363,20 +368,127 @@ class EvalExpectation(_message.Message):
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedAgent]:
         """The agents: the roots of the expected tree."""
 
+    @_builtins.property
+    def run(self) -> Global___ExpectedRun:
+        """How the run ends, and what it leaves; unset for a run that succeeds."""
+
     def __init__(
         self,
         *,
         answer: Global___ExpectedAnswer | None = ...,
         tools: _abc.Iterable[Global___ExpectedTool] | None = ...,
         agents: _abc.Iterable[Global___ExpectedAgent] | None = ...,
+        run: Global___ExpectedRun | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "answer", b"answer", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "answer", b"answer", "run", b"run", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvalExpectation: _TypeAlias = EvalExpectation  # noqa: Y015
+
+@_typing.final
+class ExpectedRun(_message.Message):
+    """How a run is expected to end. Every condition that does not hold is named."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SESSION_STATE_FIELD_NUMBER: _builtins.int
+    HANDOFFS_FIELD_NUMBER: _builtins.int
+    HANDOFFS_MODE_FIELD_NUMBER: _builtins.int
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state in which it ends: SUCCEEDED, FAILED or CANCELLED. Default: SUCCEEDED. A run that ends as expected is no crash, and the
+    next turn follows.
+    """
+    reason: _error_pb2.ErrorReason.ValueType
+    """Why it failed, as AgentError.reason; unspecified for any reason."""
+    handoffs_mode: Global___TrajectoryMode.ValueType
+    """How `handoffs` are compared. Default: EXACT. Not compared if there are none and this is unset."""
+    @_builtins.property
+    def session_state(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedStateValue]:
+        """What the session's values are after it."""
+
+    @_builtins.property
+    def handoffs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedHandoff]:
+        """Who handed over to whom, in that order."""
+
+    def __init__(
+        self,
+        *,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
+        reason: _error_pb2.ErrorReason.ValueType = ...,
+        session_state: _abc.Iterable[Global___ExpectedStateValue] | None = ...,
+        handoffs: _abc.Iterable[Global___ExpectedHandoff] | None = ...,
+        handoffs_mode: Global___TrajectoryMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoffs", b"handoffs", "handoffs_mode", b"handoffs_mode", "reason", b"reason", "session_state", b"session_state", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedRun: _TypeAlias = ExpectedRun  # noqa: Y015
+
+@_typing.final
+class ExpectedStateValue(_message.Message):
+    """One of a session's values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    MATCH_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0"."""
+    absent: _builtins.bool
+    """Whether there must be no value there. Not together with `match`."""
+    @_builtins.property
+    def match(self) -> Global___ValueMatcher:
+        """How the value is compared; unset for any value."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        match: Global___ValueMatcher | None = ...,
+        absent: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["match", b"match"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "match", b"match", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedStateValue: _TypeAlias = ExpectedStateValue  # noqa: Y015
+
+@_typing.final
+class ExpectedHandoff(_message.Message):
+    """A transfer from one agent to another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_AGENT_FIELD_NUMBER: _builtins.int
+    TO_AGENT_FIELD_NUMBER: _builtins.int
+    from_agent: _builtins.str
+    """The agent that hands over; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
+    to_agent: _builtins.str
+    """The agent that takes over. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
+    def __init__(
+        self,
+        *,
+        from_agent: _builtins.str = ...,
+        to_agent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_agent", b"from_agent", "to_agent", b"to_agent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedHandoff: _TypeAlias = ExpectedHandoff  # noqa: Y015
 
 @_typing.final
 class ExpectedAnswer(_message.Message):
@@ -511,6 +623,8 @@ class ExpectedTool(_message.Message):
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     RESULT_MATCH_FIELD_NUMBER: _builtins.int
     NAME_REGEX_FIELD_NUMBER: _builtins.int
+    NTH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The tool's name, or "*" for any. Exactly one of name and name_regex. Unknown in a case that runs from its beginning:
     INVALID_ARGUMENT.
@@ -521,6 +635,10 @@ class ExpectedTool(_message.Message):
     """The result, as JSON that it equals; empty for any. Not together with result_match."""
     name_regex: _builtins.str
     """A regular expression of RE2 that matches somewhere in the tool's name; empty for none."""
+    nth: _builtins.int
+    """Only the nth call of its tool, from 1, of those that are compared; absent for any."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state in which it ends, such as FAILED; unspecified for any."""
     @_builtins.property
     def arguments_match(self) -> Global___ValueMatcher:
         """How the arguments are compared; unset for any."""
@@ -538,12 +656,16 @@ class ExpectedTool(_message.Message):
         result_json: _builtins.str = ...,
         result_match: Global___ValueMatcher | None = ...,
         name_regex: _builtins.str = ...,
+        nth: _builtins.int | None = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments_match", b"arguments_match", "result_match", b"result_match"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_nth", b"_nth", "arguments_match", b"arguments_match", "nth", b"nth", "result_match", b"result_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "name_regex", b"name_regex", "result_json", b"result_json", "result_match", b"result_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_nth", b"_nth", "arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "name_regex", b"name_regex", "nth", b"nth", "result_json", b"result_json", "result_match", b"result_match", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__nth: _TypeAlias = _typing.Literal["nth"]  # noqa: Y015
+    _WhichOneofArgType__nth: _TypeAlias = _typing.Literal["_nth", b"_nth"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__nth) -> _WhichOneofReturnType__nth | None: ...
 
 Global___ExpectedTool: _TypeAlias = ExpectedTool  # noqa: Y015
 
@@ -595,16 +717,20 @@ class ExpectedAgent(_message.Message):
     FORBIDDEN_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOLS_MODE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    INPUT_MATCH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The agent's name, or "*" for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     optional: _builtins.bool
-    """Whether it may be missing."""
+    """Whether it may be missing. With `repeat.min`, it is there either not at all or at least that often."""
     children_order: Global___EvalOrder.ValueType
     """Whether the order of `children` counts."""
     extra: Global___ExtraAgentsPolicy.ValueType
     """Whether it may call other agents than `children`."""
     tools_mode: Global___TrajectoryMode.ValueType
     """How `tools` are compared. Default: EXACT."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state in which it ends; unspecified for any. A failed agent below one that SUCCEEDED is one that its caller recovered from."""
     @_builtins.property
     def repeat(self) -> Global___EvalRepeat:
         """How often it is expected; unset for once."""
@@ -621,6 +747,10 @@ class ExpectedAgent(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedTool]:
         """The tool calls that it makes itself. Not scored if there are none and tools_mode is unset."""
 
+    @_builtins.property
+    def input_match(self) -> Global___ValueMatcher:
+        """How its input is compared, its text as a JSON string or its data; unset for any."""
+
     def __init__(
         self,
         *,
@@ -633,10 +763,12 @@ class ExpectedAgent(_message.Message):
         forbidden: _abc.Iterable[_builtins.str] | None = ...,
         tools: _abc.Iterable[Global___ExpectedTool] | None = ...,
         tools_mode: Global___TrajectoryMode.ValueType = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
+        input_match: Global___ValueMatcher | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["repeat", b"repeat"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input_match", b"input_match", "repeat", b"repeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "children_order", b"children_order", "extra", b"extra", "forbidden", b"forbidden", "name", b"name", "optional", b"optional", "repeat", b"repeat", "tools", b"tools", "tools_mode", b"tools_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "children_order", b"children_order", "extra", b"extra", "forbidden", b"forbidden", "input_match", b"input_match", "name", b"name", "optional", b"optional", "repeat", b"repeat", "state", b"state", "tools", b"tools", "tools_mode", b"tools_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -908,6 +1040,7 @@ class EvalMetric(_message.Message):
     BUDGET_FIELD_NUMBER: _builtins.int
     LLM_JUDGE_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    RUN_OUTCOME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function."""
     threshold: _builtins.float
@@ -936,6 +1069,10 @@ class EvalMetric(_message.Message):
     def custom(self) -> Global___CustomMetric:
         """Calls a function that the operator registered."""
 
+    @_builtins.property
+    def run_outcome(self) -> Global___RunOutcomeMetric:
+        """Compares how the run ends with EvalExpectation.run."""
+
     def __init__(
         self,
         *,
@@ -947,14 +1084,15 @@ class EvalMetric(_message.Message):
         budget: Global___BudgetMetric | None = ...,
         llm_judge: Global___LlmJudgeMetric | None = ...,
         custom: Global___CustomMetric | None = ...,
+        run_outcome: Global___RunOutcomeMetric | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "run_outcome", b"run_outcome", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "name", b"name", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "name", b"name", "run_outcome", b"run_outcome", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["agent_trajectory", "tool_trajectory", "final_response", "budget", "llm_judge", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["agent_trajectory", "tool_trajectory", "final_response", "budget", "llm_judge", "custom", "run_outcome"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
@@ -962,6 +1100,25 @@ class EvalMetric(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___EvalMetric: _TypeAlias = EvalMetric  # noqa: Y015
+
+@_typing.final
+class RunOutcomeMetric(_message.Message):
+    """Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
+    condition holds, else 0.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunOutcomeMetric: _TypeAlias = RunOutcomeMetric  # noqa: Y015
 
 @_typing.final
 class AgentKinds(_message.Message):

@@ -24,6 +24,7 @@ from bough_server.errors import CallError, NotFound, ServerStopping, SessionExis
 from bough_server.evals.job.answers import answers_to
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.mock_uses import build_remaining_mocks, count_mock_uses
+from bough_server.evals.metrics.run_outcome import find_expected_state, needs_state
 from bough_server.evals.sets.cases_from_runs import mocks_of
 from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_invocation, read_source
 from bough_server.identity import Principal
@@ -35,9 +36,10 @@ from bough_server.store.ports.log import StoredEvent
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.tree.fold import Tree
 
+_SUCCEEDED: Final = execution_pb2.EXECUTION_STATE_SUCCEEDED
 _ENDED: Final = frozenset(
     {
-        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        _SUCCEEDED,
         execution_pb2.EXECUTION_STATE_FAILED,
         execution_pb2.EXECUTION_STATE_CANCELLED,
     }
@@ -141,7 +143,10 @@ class TrialRunner:
         """
         runs, log = self._dependencies.runs, self._dependencies.store.log
         try:
-            return [await read_source(runs, log, self._principal, turn.recorded) for turn in case.turns]
+            return [
+                await read_source(runs, log, self._principal, turn.recorded, has_state=needs_state(case))
+                for turn in case.turns
+            ]
         except (ServerStopping, StorageFailed):
             raise
         except CallError as error:
@@ -171,7 +176,7 @@ class TrialRunner:
                 raise
             except CallError as error:
                 raise NotScorable(f"Turn {number + 1} was not run: {error.message}", invocations=invocations) from None
-            if invocations[-1].state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+            if invocations[-1].state not in (_SUCCEEDED, find_expected_state(case.turns[number].expect.run)):
                 break
         return invocations
 
@@ -293,7 +298,7 @@ class TrialRunner:
 
     async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
         """Follow a run to its end, answer what it asks, and return its record. Raises NotScorable."""
-        reader = _TurnReader(row)
+        reader = _TurnReader(row, has_state=needs_state(case))
         try:
             unanswered = await self._answer_to_the_end(reader, case)
         except (ServerStopping, StorageFailed):
@@ -335,9 +340,10 @@ class TrialRunner:
 class _TurnReader:
     """Reads the log of a turn's run."""
 
-    def __init__(self, row: RunRow) -> None:
+    def __init__(self, row: RunRow, *, has_state: bool) -> None:
         self.run_id = row.run.run_id
-        self._builder = TreeBuilder(Tree(UNLIMITED, run_id=self.run_id, session_id=row.run.session_id))
+        tree = Tree(UNLIMITED, run_id=self.run_id, session_id=row.run.session_id)
+        self._builder = TreeBuilder(tree, has_state=has_state)
         self.after = 0
         self.requests: Sequence[input_pb2.InputRequest] = ()
         """What the run asked when it was interrupted last."""

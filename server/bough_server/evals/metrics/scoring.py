@@ -18,11 +18,12 @@ from bough.v1.eval_set_pb2 import (
     EvalCase,
     EvalMetric,
     FinalResponseMetric,
+    RunOutcomeMetric,
     ToolTrajectoryMetric,
 )
 from bough.v1.invocation_pb2 import Invocation
-from bough_server.evals.metrics import agent_trajectory, budget, final_response, tool_trajectory
-from bough_server.evals.metrics.turn import Turn, name_of, no_score
+from bough_server.evals.metrics import agent_trajectory, budget, final_response, run_outcome, tool_trajectory
+from bough_server.evals.metrics.turn import Turn, name_of, name_turn, no_score
 from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
 from bough_server.log.usage import Sums
 from bough_server.matching.work import TooMuchWork, limit_work
@@ -42,6 +43,7 @@ _KINDS: Final[Mapping[str, EvalMetric]] = MappingProxyType(
         "answer": EvalMetric(final_response=FinalResponseMetric()),
         "tools": EvalMetric(tool_trajectory=ToolTrajectoryMetric()),
         "agents": EvalMetric(agent_trajectory=AgentTrajectoryMetric()),
+        "run": EvalMetric(run_outcome=RunOutcomeMetric()),
     }
 )
 """The metric that judges each field of an expectation if the case has none for it."""
@@ -49,10 +51,16 @@ _KINDS: Final[Mapping[str, EvalMetric]] = MappingProxyType(
 _Score = Callable[[EvalMetric, EvalCase, Sequence[Turn]], MetricScore | None]
 
 _SCORES: Final[Mapping[str, _Score]] = MappingProxyType(
-    {"tool_trajectory": tool_trajectory.score, "final_response": final_response.score, "budget": budget.score}
+    {
+        "tool_trajectory": tool_trajectory.score,
+        "final_response": final_response.score,
+        "budget": budget.score,
+        "run_outcome": run_outcome.score,
+    }
 )
 
 _CRASHED: Final = (execution_pb2.EXECUTION_STATE_FAILED, execution_pb2.EXECUTION_STATE_CANCELLED)
+_ENDED: Final = (execution_pb2.EXECUTION_STATE_SUCCEEDED, *_CRASHED)
 
 
 def applicable_metrics(case: EvalCase) -> list[EvalMetric]:
@@ -86,7 +94,7 @@ def score_trial(
     `extra_scores` are the scores of llm_judge and custom metrics, by name.
     """
     # First, because a crash is a failure whatever its record lacks.
-    if any(invocation.state in _CRASHED for invocation in invocations):
+    if any(_find_crashes(case, invocations)):
         return _build_crash_result(case, invocations, trial=trial)
     if problem := next(_problems(case, invocations), ""):
         return build_not_evaluated_result(case, trial, problem, invocations=invocations)
@@ -100,6 +108,13 @@ def score_trial(
     result.verdict, result.reason = _verdict(result.scores)
     _add_turns(result, invocations, marks)
     return result
+
+
+def _find_crashes(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[tuple[int, Invocation]]:
+    """Yield the turns that failed or were cancelled unexpectedly, with their numbers."""
+    for number, (turn, one) in enumerate(zip(case.turns, invocations, strict=False)):
+        if one.state in _CRASHED and one.state != run_outcome.find_expected_state(turn.expect.run):
+            yield number, one
 
 
 def build_not_evaluated_result(
@@ -135,7 +150,7 @@ def _scores_field(metric: EvalMetric, field: str) -> bool:
         return metric.HasField("final_response") and not metric.final_response.HasField("answer")
     if field == "tools":
         return metric.HasField("tool_trajectory") and not metric.tool_trajectory.tools
-    return metric.HasField("agent_trajectory")
+    return metric.HasField("run_outcome" if field == "run" else "agent_trajectory")
 
 
 def _begin_result(case: EvalCase, trial: int, invocations: Sequence[Invocation]) -> CaseTrialResult:
@@ -152,7 +167,7 @@ def _begin_result(case: EvalCase, trial: int, invocations: Sequence[Invocation])
 
 
 def _build_crash_result(case: EvalCase, invocations: Sequence[Invocation], *, trial: int) -> CaseTrialResult:
-    number, crash = next((at, one) for at, one in enumerate(invocations) if one.state in _CRASHED)
+    number, crash = next(_find_crashes(case, invocations))
     result = _begin_result(case, trial, invocations)
     ended = "was cancelled" if crash.state == execution_pb2.EXECUTION_STATE_CANCELLED else "failed"
     why = f": {crash.error.message}" if crash.error.message else "."
@@ -168,7 +183,7 @@ def _problems(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[str
         subject = _subject(case, number)
         if invocation.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             yield f"{subject} waits for input."
-        if invocation.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+        if invocation.state not in _ENDED:
             yield f"{subject} has not ended."
         if invocation.agents_total > len(invocation.agents) or invocation.tools_total > len(invocation.tools):
             yield f"{subject} has more agents or tool calls than its record."
@@ -181,7 +196,7 @@ def _problems(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[str
 
 
 def _subject(case: EvalCase, number: int) -> str:
-    return f"turns[{number}]" if len(case.turns) > 1 else "The run"
+    return name_turn(case, number) if len(case.turns) > 1 else "The run"
 
 
 def _add_scores(

@@ -5,15 +5,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from bough.v1 import eval_set_pb2
+from bough.v1 import eval_set_pb2, execution_pb2
 from bough_server.documents.yaml import suggestion
 from bough_server.evals.metrics.llm_judge import template_mistake
 from bough_server.evals.sets.eval_set import metric_name
+from bough_server.log.session_state import is_path
 from bough_server.matching.values import check_answer, check_matcher, regex_problem
 
 FieldProblem: TypeAlias = tuple[str, str]
 """A field's path and the problem with it."""
 
+
+_END_STATES: Final = (
+    execution_pb2.EXECUTION_STATE_UNSPECIFIED,
+    execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    execution_pb2.EXECUTION_STATE_FAILED,
+    execution_pb2.EXECUTION_STATE_CANCELLED,
+)
 
 MAX_DEPTH: Final = 64
 """The most levels of an expected tree. Parsers of protobuf read a hundred levels, and a log and a result wrap a case in
@@ -39,6 +47,26 @@ def expectation_problems(expect: eval_set_pb2.EvalExpectation, place: str) -> It
     yield from tools_problems(expect.tools, f"{place}.tools")
     for index, agent in enumerate(expect.agents):
         yield from _agent_problems(agent, f"{place}.agents[{index}]")
+    yield from _run_problems(expect.run, f"{place}.run")
+
+
+def _run_problems(run: eval_set_pb2.ExpectedRun, place: str) -> Iterator[FieldProblem]:
+    yield from _state_problems(run.state, f"{place}.state")
+    if run.reason and run.state != execution_pb2.EXECUTION_STATE_FAILED:
+        yield f"{place}.reason", "is that of a run that failed: set state to FAILED."
+    for index, value in enumerate(run.session_state):
+        inner = f"{place}.session_state[{index}]"
+        if not is_path(value.path):
+            yield f"{inner}.path", "must be a key, then names of members and numbers of items, each after a dot."
+        if value.absent and value.HasField("match"):
+            yield f"{inner}.match", "excludes absent: set one of the two."
+        if problem := check_matcher(value.match):
+            yield f"{inner}.match", problem
+
+
+def _state_problems(state: execution_pb2.ExecutionState.ValueType, place: str) -> Iterator[FieldProblem]:
+    if state not in _END_STATES:
+        yield place, "must be SUCCEEDED, FAILED or CANCELLED: in no other state anything ends."
 
 
 def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str, depth: int = 1) -> Iterator[FieldProblem]:
@@ -46,6 +74,9 @@ def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str, depth: int = 
     if agent.repeat.HasField("max") and least > agent.repeat.max:
         yield f"{place}.repeat.max", f"must not be less than min, which is {least}."
     yield from tools_problems(agent.tools, f"{place}.tools")
+    yield from _state_problems(agent.state, f"{place}.state")
+    if problem := check_matcher(agent.input_match):
+        yield f"{place}.input_match", problem
     if agent.children and depth == MAX_DEPTH:
         yield f"{place}.children", f"must not be set: an expected tree has at most {MAX_DEPTH} levels."
         return
@@ -64,6 +95,7 @@ def _tool_problems(tool: eval_set_pb2.ExpectedTool, place: str) -> Iterator[Fiel
         yield f"{place}.name", "is required: the tool's name, `*` for any, or `name_regex`."
     if tool.name and tool.name_regex:
         yield f"{place}.name_regex", "excludes name: set one of the two."
+    yield from _state_problems(tool.state, f"{place}.state")
     if problem := regex_problem(tool.name_regex):
         yield f"{place}.name_regex", problem
     for name, text, matcher, is_matched in (
@@ -165,6 +197,8 @@ def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2
     match metric.WhichOneof("kind"):
         case "agent_trajectory" if not any(turn.expect.agents for turn in case.turns):
             return "agents"
+        case "run_outcome" if not any(turn.expect.HasField("run") for turn in case.turns):
+            return "run"
         case "final_response" if not metric.final_response.HasField("answer"):
             return "" if any(turn.expect.HasField("answer") for turn in case.turns) else "answer"
     return ""

@@ -58,6 +58,10 @@ def _case_names(case: eval_set_pb2.EvalCase, place: str) -> Iterator[_Named]:
     for index, turn in enumerate(case.turns):
         yield from _tool_names(turn.expect.tools, f"{place}.turns[{index}].expect.tools")
         yield from _agent_names(turn.expect.agents, f"{place}.turns[{index}].expect.agents")
+        for number, handoff in enumerate(turn.expect.run.handoffs):
+            inner = f"{place}.turns[{index}].expect.run.handoffs[{number}]"
+            yield f"{inner}.from_agent", "agent", handoff.from_agent
+            yield f"{inner}.to_agent", "agent", handoff.to_agent
     for index, mock in enumerate(case.mocks.tools):
         yield f"{place}.mocks.tools[{index}].name", "mock", mock.name
         yield f"{place}.mocks.tools[{index}].agent", "agent", mock.agent

@@ -151,8 +151,12 @@ def _state_problems(state_json: str, place: str) -> Iterator[FieldProblem]:
 def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldProblem]:
     if not case.turns:
         yield f"{place}.turns", "must have at least one turn."
+    ids: set[str] = set()
     for index, turn in enumerate(case.turns):
         inner = f"{place}.turns[{index}]"
+        if turn.id in ids:
+            yield f"{inner}.id", f"There are two turns {turn.id!r}: give each its own id."
+        ids |= {turn.id} - {""}
         if is_recorded(case):
             yield from _invocation_problems(turn, inner)
         elif index == 0 and case.HasField("origin"):

@@ -10,10 +10,10 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { AgentKind } from "./execution_pb.js";
-import { file_bough_v1_execution } from "./execution_pb.js";
-import type { AgentError } from "./error_pb.js";
+import type { AgentError, ErrorReason } from "./error_pb.js";
 import { file_bough_v1_error } from "./error_pb.js";
+import type { AgentKind, ExecutionState } from "./execution_pb.js";
+import { file_bough_v1_execution } from "./execution_pb.js";
 import type { ForkChanges } from "./fork_pb.js";
 import { file_bough_v1_fork } from "./fork_pb.js";
 import type { ApprovalDecision } from "./input_pb.js";
@@ -34,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIpMBCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlIosBCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudCL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQivAEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCSJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCLBAgoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKBWV4dHJhGAYgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMigwEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2tCCQoHX3N0cmljdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciL8AgoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSK1AQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAhCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_execution, file_bough_v1_error, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIp8BCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlEgoKAmlkGAUgASgJIq8BCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIiCgNydW4YBCABKAsyFS5ib3VnaC52MS5FeHBlY3RlZFJ1biLwAQoLRXhwZWN0ZWRSdW4SJwoFc3RhdGUYASABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIlCgZyZWFzb24YAiABKA4yFS5ib3VnaC52MS5FcnJvclJlYXNvbhIzCg1zZXNzaW9uX3N0YXRlGAMgAygLMhwuYm91Z2gudjEuRXhwZWN0ZWRTdGF0ZVZhbHVlEisKCGhhbmRvZmZzGAQgAygLMhkuYm91Z2gudjEuRXhwZWN0ZWRIYW5kb2ZmEi8KDWhhbmRvZmZzX21vZGUYBSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJZChJFeHBlY3RlZFN0YXRlVmFsdWUSDAoEcGF0aBgBIAEoCRIlCgVtYXRjaBgCIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIOCgZhYnNlbnQYAyABKAgiNwoPRXhwZWN0ZWRIYW5kb2ZmEhIKCmZyb21fYWdlbnQYASABKAkSEAoIdG9fYWdlbnQYAiABKAki/AEKDkV4cGVjdGVkQW5zd2VyEhIKBWV4YWN0GAEgASgJSACIAQESEAoIY29udGFpbnMYAiADKAkSEAoIZXhjbHVkZXMYAyADKAkSDQoFcmVnZXgYBCABKAkSJAoEanNvbhgFIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtpZ25vcmVfY2FzZRgGIAEoCBIbCg5taW5fY2hhcmFjdGVycxgHIAEoBUgBiAEBEhsKDm1heF9jaGFyYWN0ZXJzGAggASgFSAKIAQFCCAoGX2V4YWN0QhEKD19taW5fY2hhcmFjdGVyc0IRCg9fbWF4X2NoYXJhY3RlcnMimgEKDFZhbHVlTWF0Y2hlchIVCgtlcXVhbHNfanNvbhgBIAEoCUgAEhUKC3N1YnNldF9qc29uGAIgASgJSAASDwoFcmVnZXgYAyABKAlIABIVCgtzY2hlbWFfanNvbhgEIAEoCUgAEg4KBmlnbm9yZRgFIAMoCRIYChBudW1iZXJfdG9sZXJhbmNlGAYgASgBQgoKCGV4cGVjdGVkIv8BCgxFeHBlY3RlZFRvb2wSDAoEbmFtZRgBIAEoCRIWCg5hcmd1bWVudHNfanNvbhgCIAEoCRIvCg9hcmd1bWVudHNfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEwoLcmVzdWx0X2pzb24YBCABKAkSLAoMcmVzdWx0X21hdGNoGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhIKCm5hbWVfcmVnZXgYBiABKAkSEAoDbnRoGAcgASgFSACIAQESJwoFc3RhdGUYCCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZUIGCgRfbnRoIkAKCkV2YWxSZXBlYXQSEAoDbWluGAEgASgFSACIAQESEAoDbWF4GAIgASgFSAGIAQFCBgoEX21pbkIGCgRfbWF4IpcDCg1FeHBlY3RlZEFnZW50EgwKBG5hbWUYASABKAkSEAoIb3B0aW9uYWwYAiABKAgSJAoGcmVwZWF0GAMgASgLMhQuYm91Z2gudjEuRXZhbFJlcGVhdBIpCghjaGlsZHJlbhgEIAMoCzIXLmJvdWdoLnYxLkV4cGVjdGVkQWdlbnQSKwoOY2hpbGRyZW5fb3JkZXIYBSABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISKgoFZXh0cmEYBiABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeRIRCglmb3JiaWRkZW4YByADKAkSJQoFdG9vbHMYCCADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSLAoKdG9vbHNfbW9kZRgJIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEicKBXN0YXRlGAogASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSKwoLaW5wdXRfbWF0Y2gYCyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXIiXAoKRXZhbE9yaWdpbhIOCgZydW5faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSJgoHY2hhbmdlcxgDIAEoCzIVLmJvdWdoLnYxLkZvcmtDaGFuZ2VzIoMBCglUb29sTW9ja3MSIQoFdG9vbHMYASADKAsyEi5ib3VnaC52MS5Ub29sTW9jaxIOCgZydW5faWQYAiABKAkSEwoGc3RyaWN0GAMgASgISACIAQESIwoGYWdlbnRzGAQgAygLMhMuYm91Z2gudjEuQWdlbnRNb2NrQgkKB19zdHJpY3Qi3AEKCUFnZW50TW9jaxINCgVhZ2VudBgBIAEoCRIOCgZjYWxsZXIYAiABKAkSKwoLaW5wdXRfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoFdGltZXMYBCABKAVIAYgBARIkCgdtZXNzYWdlGAUgASgLMhEuYm91Z2gudjEuTWVzc2FnZUgAEiUKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgAEg4KBHRleHQYByABKAlIAEIICgZhbnN3ZXJCCAoGX3RpbWVzIsEBCghUb29sTW9jaxIMCgRuYW1lGAEgASgJEg0KBWFnZW50GAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIVCgtyZXN1bHRfanNvbhgEIAEoCUgAEigKB291dGNvbWUYBSABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgAEhIKBXRpbWVzGAYgASgFSAGIAQFCCAoGYW5zd2VyQggKBl90aW1lcyLHAQoKRXZhbEFuc3dlchINCgVhZ2VudBgBIAEoCRIOCgR0b29sGAIgASgJSAASEgoIcXVlc3Rpb24YAyABKAlIABIuCghhcHByb3ZhbBgEIAEoCzIaLmJvdWdoLnYxLkFwcHJvdmFsRGVjaXNpb25IARIUCgp2YWx1ZV9qc29uGAUgASgJSAESLQoMdG9vbF9vdXRjb21lGAYgASgLMhUuYm91Z2gudjEuVG9vbE91dGNvbWVIAUIHCgVhYm91dEIICgZhbnN3ZXIirwMKCkV2YWxNZXRyaWMSDAoEbmFtZRgBIAEoCRIWCgl0aHJlc2hvbGQYAiABKAFIAYgBARI7ChBhZ2VudF90cmFqZWN0b3J5GAMgASgLMh8uYm91Z2gudjEuQWdlbnRUcmFqZWN0b3J5TWV0cmljSAASOQoPdG9vbF90cmFqZWN0b3J5GAQgASgLMh4uYm91Z2gudjEuVG9vbFRyYWplY3RvcnlNZXRyaWNIABI3Cg5maW5hbF9yZXNwb25zZRgFIAEoCzIdLmJvdWdoLnYxLkZpbmFsUmVzcG9uc2VNZXRyaWNIABIoCgZidWRnZXQYBiABKAsyFi5ib3VnaC52MS5CdWRnZXRNZXRyaWNIABItCglsbG1fanVkZ2UYByABKAsyGC5ib3VnaC52MS5MbG1KdWRnZU1ldHJpY0gAEigKBmN1c3RvbRgIIAEoCzIWLmJvdWdoLnYxLkN1c3RvbU1ldHJpY0gAEjEKC3J1bl9vdXRjb21lGAkgASgLMhouYm91Z2gudjEuUnVuT3V0Y29tZU1ldHJpY0gAQgYKBGtpbmRCDAoKX3RocmVzaG9sZCISChBSdW5PdXRjb21lTWV0cmljIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSK1AQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAhCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -248,6 +248,13 @@ export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
    * @generated from field: bough.v1.InvocationSource recorded = 4;
    */
   recorded?: InvocationSource | undefined;
+
+  /**
+   * A name for the turn, unique in its case, by which sentences about it name it; empty for its number.
+   *
+   * @generated from field: string id = 5;
+   */
+  id: string;
 };
 
 /**
@@ -284,6 +291,13 @@ export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
    * @generated from field: repeated bough.v1.ExpectedAgent agents = 3;
    */
   agents: ExpectedAgent[];
+
+  /**
+   * How the run ends, and what it leaves; unset for a run that succeeds.
+   *
+   * @generated from field: bough.v1.ExpectedRun run = 4;
+   */
+  run?: ExpectedRun | undefined;
 };
 
 /**
@@ -292,6 +306,119 @@ export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
  */
 export const EvalExpectationSchema: GenMessage<EvalExpectation> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 4);
+
+/**
+ * How a run is expected to end. Every condition that does not hold is named.
+ *
+ * @generated from message bough.v1.ExpectedRun
+ */
+export type ExpectedRun = Message<"bough.v1.ExpectedRun"> & {
+  /**
+   * The state in which it ends: SUCCEEDED, FAILED or CANCELLED. Default: SUCCEEDED. A run that ends as expected is no crash, and the
+   * next turn follows.
+   *
+   * @generated from field: bough.v1.ExecutionState state = 1;
+   */
+  state: ExecutionState;
+
+  /**
+   * Why it failed, as AgentError.reason; unspecified for any reason.
+   *
+   * @generated from field: bough.v1.ErrorReason reason = 2;
+   */
+  reason: ErrorReason;
+
+  /**
+   * What the session's values are after it.
+   *
+   * @generated from field: repeated bough.v1.ExpectedStateValue session_state = 3;
+   */
+  sessionState: ExpectedStateValue[];
+
+  /**
+   * Who handed over to whom, in that order.
+   *
+   * @generated from field: repeated bough.v1.ExpectedHandoff handoffs = 4;
+   */
+  handoffs: ExpectedHandoff[];
+
+  /**
+   * How `handoffs` are compared. Default: EXACT. Not compared if there are none and this is unset.
+   *
+   * @generated from field: bough.v1.TrajectoryMode handoffs_mode = 5;
+   */
+  handoffsMode: TrajectoryMode;
+};
+
+/**
+ * Describes the message bough.v1.ExpectedRun.
+ * Use `create(ExpectedRunSchema)` to create a new message.
+ */
+export const ExpectedRunSchema: GenMessage<ExpectedRun> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 5);
+
+/**
+ * One of a session's values.
+ *
+ * @generated from message bough.v1.ExpectedStateValue
+ */
+export type ExpectedStateValue = Message<"bough.v1.ExpectedStateValue"> & {
+  /**
+   * The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0".
+   *
+   * @generated from field: string path = 1;
+   */
+  path: string;
+
+  /**
+   * How the value is compared; unset for any value.
+   *
+   * @generated from field: bough.v1.ValueMatcher match = 2;
+   */
+  match?: ValueMatcher | undefined;
+
+  /**
+   * Whether there must be no value there. Not together with `match`.
+   *
+   * @generated from field: bool absent = 3;
+   */
+  absent: boolean;
+};
+
+/**
+ * Describes the message bough.v1.ExpectedStateValue.
+ * Use `create(ExpectedStateValueSchema)` to create a new message.
+ */
+export const ExpectedStateValueSchema: GenMessage<ExpectedStateValue> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 6);
+
+/**
+ * A transfer from one agent to another.
+ *
+ * @generated from message bough.v1.ExpectedHandoff
+ */
+export type ExpectedHandoff = Message<"bough.v1.ExpectedHandoff"> & {
+  /**
+   * The agent that hands over; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string from_agent = 1;
+   */
+  fromAgent: string;
+
+  /**
+   * The agent that takes over. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string to_agent = 2;
+   */
+  toAgent: string;
+};
+
+/**
+ * Describes the message bough.v1.ExpectedHandoff.
+ * Use `create(ExpectedHandoffSchema)` to create a new message.
+ */
+export const ExpectedHandoffSchema: GenMessage<ExpectedHandoff> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 7);
 
 /**
  * What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
@@ -364,7 +491,7 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
  * Use `create(ExpectedAnswerSchema)` to create a new message.
  */
 export const ExpectedAnswerSchema: GenMessage<ExpectedAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 5);
+  messageDesc(file_bough_v1_eval_set, 8);
 
 /**
  * How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
@@ -433,7 +560,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
  * Use `create(ValueMatcherSchema)` to create a new message.
  */
 export const ValueMatcherSchema: GenMessage<ValueMatcher> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 6);
+  messageDesc(file_bough_v1_eval_set, 9);
 
 /**
  * A tool call that is expected.
@@ -483,6 +610,20 @@ export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
    * @generated from field: string name_regex = 6;
    */
   nameRegex: string;
+
+  /**
+   * Only the nth call of its tool, from 1, of those that are compared; absent for any.
+   *
+   * @generated from field: optional int32 nth = 7;
+   */
+  nth?: number | undefined;
+
+  /**
+   * The state in which it ends, such as FAILED; unspecified for any.
+   *
+   * @generated from field: bough.v1.ExecutionState state = 8;
+   */
+  state: ExecutionState;
 };
 
 /**
@@ -490,7 +631,7 @@ export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
  * Use `create(ExpectedToolSchema)` to create a new message.
  */
 export const ExpectedToolSchema: GenMessage<ExpectedTool> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 7);
+  messageDesc(file_bough_v1_eval_set, 10);
 
 /**
  * How often something is expected.
@@ -518,7 +659,7 @@ export type EvalRepeat = Message<"bough.v1.EvalRepeat"> & {
  * Use `create(EvalRepeatSchema)` to create a new message.
  */
 export const EvalRepeatSchema: GenMessage<EvalRepeat> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 8);
+  messageDesc(file_bough_v1_eval_set, 11);
 
 /**
  * An agent that is expected in the tree, with the agents that it calls.
@@ -534,7 +675,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
   name: string;
 
   /**
-   * Whether it may be missing.
+   * Whether it may be missing. With `repeat.min`, it is there either not at all or at least that often.
    *
    * @generated from field: bool optional = 2;
    */
@@ -588,6 +729,20 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
    * @generated from field: bough.v1.TrajectoryMode tools_mode = 9;
    */
   toolsMode: TrajectoryMode;
+
+  /**
+   * The state in which it ends; unspecified for any. A failed agent below one that SUCCEEDED is one that its caller recovered from.
+   *
+   * @generated from field: bough.v1.ExecutionState state = 10;
+   */
+  state: ExecutionState;
+
+  /**
+   * How its input is compared, its text as a JSON string or its data; unset for any.
+   *
+   * @generated from field: bough.v1.ValueMatcher input_match = 11;
+   */
+  inputMatch?: ValueMatcher | undefined;
 };
 
 /**
@@ -595,7 +750,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
  * Use `create(ExpectedAgentSchema)` to create a new message.
  */
 export const ExpectedAgentSchema: GenMessage<ExpectedAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 9);
+  messageDesc(file_bough_v1_eval_set, 12);
 
 /**
  * Where a case begins.
@@ -630,7 +785,7 @@ export type EvalOrigin = Message<"bough.v1.EvalOrigin"> & {
  * Use `create(EvalOriginSchema)` to create a new message.
  */
 export const EvalOriginSchema: GenMessage<EvalOrigin> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 10);
+  messageDesc(file_bough_v1_eval_set, 13);
 
 /**
  * What tools answer in a run instead of being run, those that the client runs included. The first mock that matches a call answers
@@ -677,7 +832,7 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
  * Use `create(ToolMocksSchema)` to create a new message.
  */
 export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 11);
+  messageDesc(file_bough_v1_eval_set, 14);
 
 /**
  * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
@@ -750,7 +905,7 @@ export type AgentMock = Message<"bough.v1.AgentMock"> & {
  * Use `create(AgentMockSchema)` to create a new message.
  */
 export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 12);
+  messageDesc(file_bough_v1_eval_set, 15);
 
 /**
  * An answer to calls of a tool.
@@ -816,7 +971,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 13);
+  messageDesc(file_bough_v1_eval_set, 16);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -893,7 +1048,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 14);
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -968,6 +1123,14 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
      */
     value: CustomMetric;
     case: "custom";
+  } | {
+    /**
+     * Compares how the run ends with EvalExpectation.run.
+     *
+     * @generated from field: bough.v1.RunOutcomeMetric run_outcome = 9;
+     */
+    value: RunOutcomeMetric;
+    case: "runOutcome";
   } | { case: undefined; value?: undefined };
 };
 
@@ -976,7 +1139,23 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 15);
+  messageDesc(file_bough_v1_eval_set, 18);
+
+/**
+ * Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
+ * condition holds, else 0.
+ *
+ * @generated from message bough.v1.RunOutcomeMetric
+ */
+export type RunOutcomeMetric = Message<"bough.v1.RunOutcomeMetric"> & {
+};
+
+/**
+ * Describes the message bough.v1.RunOutcomeMetric.
+ * Use `create(RunOutcomeMetricSchema)` to create a new message.
+ */
+export const RunOutcomeMetricSchema: GenMessage<RunOutcomeMetric> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 19);
 
 /**
  * Kinds of agents.
@@ -997,7 +1176,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -1035,7 +1214,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -1072,7 +1251,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1101,7 +1280,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1140,7 +1319,7 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 24);
 
 /**
  * A question that a judge answers by yes or no.
@@ -1168,7 +1347,7 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 25);
 
 /**
  * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
@@ -1231,7 +1410,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 26);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1261,7 +1440,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 23);
+  messageDesc(file_bough_v1_eval_set, 27);
 
 /**
  * Whether order counts.
