@@ -166,14 +166,14 @@ class Settings(Section):
     telemetry: TelemetrySection = TelemetrySection()
     """Traces and metrics."""
     evaluation: EvaluationSection = EvaluationSection()
-    """Evaluations, as the command line writes them."""
+    """Evaluations, as the command line writes them and judges see them."""
     log_level: LogLevel = "info"
     """The least severe messages that the server logs."""
     log_format: LogFormat = "text"
     """`text`: lines for people. `json`: one JSON object on each line."""
     address: str | None = None
-    """The server that commands speak to. Unset: the one that serves the database, else 127.0.0.1:50051 if it answers,
-    else a server inside the command.
+    """The server that commands speak to; of several, separated by commas, the first that answers. Unset: the one that
+    serves the database, else 127.0.0.1:50051 if it answers, else a server inside the command.
     """
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)

@@ -230,7 +230,7 @@ class TelemetrySection(Section):
 
 
 class RedactSection(Section):
-    """What is removed from every file that `bough eval` writes, and from what it prints of results."""
+    """What is removed from files that `bough eval` writes, from what it prints of results, and from what judges see."""
 
     fields: tuple[str, ...] = ()
     """Paths of members of JSON in any text, such as `password` or `user.email`; `*` is any member or item."""
@@ -239,10 +239,10 @@ class RedactSection(Section):
 
 
 class EvaluationSection(Section):
-    """Evaluations, as the command line writes them."""
+    """Evaluations, as the command line writes them and judges see them."""
 
     redact: RedactSection = RedactSection()
-    """What is removed from every file that `bough eval` writes, and from what it prints of results."""
+    """What is removed from files that `bough eval` writes, from what it prints of results, and from what judges see."""
 
 
 def database_url(text: str, folder: Path) -> str:

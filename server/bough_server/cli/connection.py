@@ -15,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bough import AsyncClient, CallFailed, NotFound, Rejoining
-from bough.channel import DEFAULT_ADDRESS, check_address
+from bough.addresses import DEFAULT_ADDRESS, check_address, resolve_target, split_address
 from bough.v1 import run_pb2
 from bough_server.cli.exit_codes import print_stderr
 from bough_server.cli.options import Target
@@ -64,7 +64,7 @@ class FoundServer:
 
 
 class NoServer(ConfigurationError):
-    """No server answers at the address that the caller named."""
+    """No server answers at the address, or at any of those, that the caller named."""
 
 
 @asynccontextmanager
@@ -79,7 +79,8 @@ async def connect(
 ) -> AsyncIterator[Connection]:
     """Connect to the server that the flags select, for as long as the context is open.
 
-    A server named by its address is never replaced by another. Without an address, the server that has the configured
+    A server named by its address is never replaced by another; of several the first that answers is used, and the next
+    if that is lost. Without an address, the server that has the configured
     database open is used, also with --embedded; else the one at the configured port if it answers; else an embedded one
     is opened for as long as the command lasts, which --verbose says. Notes are printed on standard error; with
     `is_silent` the caller prints them. With `is_reading` the embedded server resumes no runs, and upgrades no database:
@@ -188,7 +189,8 @@ async def _find_server_at(address: str) -> FoundServer:
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if not await _answers(address, timeout=_EXPLICIT_TIMEOUT):
-        raise NoServer(f"No server answers at {address}: start one there, or omit the address.")
+        where = "any of " if len(split_address(address)) > 1 else ""
+        raise NoServer(f"No server answers at {where}{address}: start one there, or omit the address.")
     return FoundServer(address=address)
 
 
@@ -210,7 +212,7 @@ async def _is_ours(address: str) -> bool:
 
 async def _health(address: str, timeout: float) -> int | grpc.StatusCode:
     """Return the health of our service at an address, or the status with which the call failed."""
-    async with aio.insecure_channel(address) as channel:
+    async with aio.insecure_channel(resolve_target(address)) as channel:
         if not await _connects(channel):
             return grpc.StatusCode.UNAVAILABLE
         check = health_pb2_grpc.HealthStub(channel).Check

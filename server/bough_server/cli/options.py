@@ -122,8 +122,9 @@ AddressOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="The server to use.  [default: BOUGH_ADDRESS; the one that serves the database; the configured port "
-        "of this machine, 50051, if Bough answers there; --embedded]",
+        help="The server to use; of HOST:PORT,HOST:PORT the first that answers, and the next if that is lost.  "
+        "[default: BOUGH_ADDRESS; the one that serves the database; the configured port of this machine, 50051, if "
+        "Bough answers there; --embedded]",
     ),
 ]
 

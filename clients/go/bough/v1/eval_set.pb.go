@@ -844,6 +844,9 @@ func (x *ExpectedHandoff) GetToAgent() string {
 }
 
 // What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
+//
+// If the server removes secrets (`evaluation.redact` of bough.yaml), "[redacted]" in `exact`, `contains` and expected JSON matches what
+// it removes there.
 type ExpectedAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The text, without white space around it.
@@ -952,7 +955,8 @@ func (x *ExpectedAnswer) GetMaxCharacters() int32 {
 	return 0
 }
 
-// How a JSON value is compared. Every condition that is set must hold.
+// How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
+// anything; in expectations it does what it does in an `ExpectedAnswer`.
 type ValueMatcher struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most one is set; if none is, any value will do.

@@ -492,7 +492,11 @@ Global___ExpectedHandoff: _TypeAlias = ExpectedHandoff  # noqa: Y015
 
 @_typing.final
 class ExpectedAnswer(_message.Message):
-    """What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do."""
+    """What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
+
+    If the server removes secrets (`evaluation.redact` of bough.yaml), "[redacted]" in `exact`, `contains` and expected JSON matches what
+    it removes there.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -559,7 +563,9 @@ Global___ExpectedAnswer: _TypeAlias = ExpectedAnswer  # noqa: Y015
 
 @_typing.final
 class ValueMatcher(_message.Message):
-    """How a JSON value is compared. Every condition that is set must hold."""
+    """How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
+    anything; in expectations it does what it does in an `ExpectedAnswer`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -46,6 +46,13 @@ BaselineOption = Annotated[
         "--baseline", metavar="RESULT", help="What to compare with: a file of --json, an evaluation, or `last`."
     ),
 ]
+UpdateBaselineOption = Annotated[
+    bool,
+    typer.Option(
+        "--update-baseline",
+        help="Write the result to the file of --baseline if the evaluation passed; a file that is not there is made.",
+    ),
+]
 GateOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -110,6 +117,7 @@ class EvalArguments:
     max_concurrency: int | None
     agents: Sequence[Path] = ()
     baseline: str = ""
+    update_baseline: bool = False
     allow_incomplete_baseline: bool = False
     gates: Sequence[str] = ()
     allow_removed: bool = False

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -19,14 +20,16 @@ from bough.v1 import (
     policy_pb2,
     run_pb2,
 )
-from bough_server import messages
+from bough_server import messages, templates
 from bough_server.errors import CallError, RunError, ServerStopping, StorageFailed
 from bough_server.evals.job.case_trials import OF_SERVER
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.metrics import llm_judge
 from bough_server.evals.metrics.turn import name_of
+from bough_server.evals.results.content import build_redactor, redact_copy
 from bough_server.identity import Principal
 from bough_server.log.usage import Sums
+from bough_server.matching.secrets import RedactionRules, Redactor
 from bough_server.observability.tracing import Parent
 from bough_server.runs.admission import EvaluationRun
 from bough_server.store.ports.runs import RunRow
@@ -85,7 +88,8 @@ class Judges:
         """
         try:
             # In a thread: the texts of a large record take a while to join.
-            asked = await run_in_thread(_questions, metric, case, invocations)
+            rules = self._dependencies.redaction
+            asked = await run_in_thread(_questions, metric, case, invocations, rules)
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
         anew = f"{self._evaluation_id}\0{case.id}\0{trial}" if metric.llm_judge.fresh else ""
@@ -213,13 +217,43 @@ class Judges:
 
 
 def _questions(
-    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]
+    metric: eval_set_pb2.EvalMetric,
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+    rules: RedactionRules,
 ) -> list[llm_judge.Question]:
+    """Return what a judge is asked, without what the rules remove."""
+    turns, judge = list(case.turns), metric.llm_judge
+    if not rules.is_empty:
+        redactor = build_redactor([*turns, *invocations], rules)
+        turns = [redact_copy(turn, redactor) for turn in turns]
+        invocations = [_redact_record(invocation, judge.template, redactor) for invocation in invocations]
+        judge = _redact_judge(judge, redactor)
     return [
         question
-        for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=False))
-        for question in llm_judge.questions(metric.llm_judge, turn, invocation, number)
+        for number, (turn, invocation) in enumerate(zip(turns, invocations, strict=False))
+        for question in llm_judge.questions(judge, turn, invocation, number)
     ]
+
+
+def _redact_record(
+    invocation: invocation_pb2.Invocation, template: str, redactor: Redactor
+) -> invocation_pb2.Invocation:
+    """Return a copy of a record without secrets; agents that a template names keep their names, to be found by."""
+    shown = redact_copy(invocation, redactor)
+    for agent, before in zip(shown.agents, invocation.agents, strict=True):
+        if f"agents.{before.name}." in template:
+            agent.name = before.name
+    return shown
+
+
+def _redact_judge(judge: eval_set_pb2.LlmJudgeMetric, redactor: Redactor) -> eval_set_pb2.LlmJudgeMetric:
+    """Return a copy of a metric whose criteria and template have no secrets; its placeholders stay."""
+    shown = messages.copy_of(judge)
+    for rubric in shown.rubrics:
+        rubric.text = redactor.redact(rubric.text, is_json=False)
+    shown.template = templates.change_text(judge.template, partial(redactor.redact, is_json=False))
+    return shown
 
 
 def _request(question: llm_judge.Question) -> agent_service_pb2.RunRequest:

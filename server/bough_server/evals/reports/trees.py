@@ -7,7 +7,13 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, usage_pb2
 from bough_server.evals.metrics.tool_names import is_named, name_words
-from bough_server.evals.reports.expectations import call_blocks, expectation_blocks, mode_words, repeat_words
+from bough_server.evals.reports.expectations import (
+    agent_words,
+    call_blocks,
+    expectation_blocks,
+    mode_words,
+    repeat_words,
+)
 from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indent_json
 from bough_server.evals.results.gate_numbers import pluralize
 from bough_server.history.visible import CALL_PREFIX
@@ -100,6 +106,7 @@ def _describe_expected_agent(agent: eval_set_pb2.ExpectedAgent) -> Iterator[str]
         yield "others allowed"
     if agent.forbidden:
         yield f"never below it: {', '.join(agent.forbidden)}"
+    yield from agent_words(agent)
     if mode := mode_words(agent):
         yield mode
 

@@ -423,6 +423,9 @@ export const ExpectedHandoffSchema: GenMessage<ExpectedHandoff> = /*@__PURE__*/
 /**
  * What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
  *
+ * If the server removes secrets (`evaluation.redact` of bough.yaml), "[redacted]" in `exact`, `contains` and expected JSON matches what
+ * it removes there.
+ *
  * @generated from message bough.v1.ExpectedAnswer
  */
 export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
@@ -491,7 +494,8 @@ export const ExpectedAnswerSchema: GenMessage<ExpectedAnswer> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 8);
 
 /**
- * How a JSON value is compared. Every condition that is set must hold.
+ * How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
+ * anything; in expectations it does what it does in an `ExpectedAnswer`.
  *
  * @generated from message bough.v1.ValueMatcher
  */
