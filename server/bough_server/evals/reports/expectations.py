@@ -118,8 +118,12 @@ def _times(count: int) -> str:
     return "1 time" if count == 1 else f"{count} times"
 
 
+def call_words(tool: eval_set_pb2.ExpectedTool) -> str:
+    """Return which call of which tool is expected, and how it ends."""
+    words = name_words(tool) + (f", call {tool.nth} of it" if tool.HasField("nth") else "")
+    return words + (f", is {name_state(tool.state)}" if tool.state else "")
+
+
 def _tool_words(tool: eval_set_pb2.ExpectedTool) -> str:
-    name = name_words(tool) + (f", call {tool.nth} of it" if tool.HasField("nth") else "")
-    name += f", is {name_state(tool.state)}" if tool.state else ""
     details = [f"{block.title} {block.text}" for block in call_blocks(tool)]
-    return "\n".join([name, *details]).replace("\n", "\n  ")
+    return "\n".join([call_words(tool), *details]).replace("\n", "\n  ")

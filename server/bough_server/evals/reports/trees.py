@@ -6,10 +6,11 @@ from itertools import count
 from typing import Final
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, usage_pb2
-from bough_server.evals.metrics.tool_names import is_named, name_words
+from bough_server.evals.metrics.tool_names import is_named
 from bough_server.evals.reports.expectations import (
     agent_words,
     call_blocks,
+    call_words,
     expectation_blocks,
     mode_words,
     repeat_words,
@@ -80,7 +81,7 @@ def _build_expected_nodes(
 ) -> Iterator[TreeNode]:
     for agent in agents:
         calls = [
-            Call(number=index, name=name_words(tool), state="", blocks=list(call_blocks(tool)))
+            Call(number=index, name=call_words(tool), state="", blocks=list(call_blocks(tool)))
             for index, tool in enumerate(agent.tools, start=1)
         ]
         yield TreeNode(
