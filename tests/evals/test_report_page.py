@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.v1 import eval_result_pb2, eval_set_pb2
+from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2
 from bough_server.evals import reports
-from bough_server.evals.reports.expectations import answer_words, matcher_words
+from bough_server.evals.reports.expectations import agent_words, answer_words, expectation_blocks, matcher_words
 from bough_server.evals.reports.html import html_page
 from tests.evals.report_results import comparison, example, fill
 
@@ -205,3 +205,27 @@ def test_expectations_are_words() -> None:
     assert matcher_words(matcher()) == "is anything"
     assert answer_words(eval_set_pb2.ExpectedAnswer(exact="", ignore_case=True)) == "is: \ncase is ignored"
     assert answer_words(eval_set_pb2.ExpectedAnswer()) == "any"
+
+    run = eval_set_pb2.ExpectedRun(
+        state=execution_pb2.EXECUTION_STATE_FAILED,
+        reason=error_pb2.ERROR_REASON_TOOL_FAILED,
+        session_state=[
+            eval_set_pb2.ExpectedStateValue(path="order", match=matcher(regex="tea")),
+            eval_set_pb2.ExpectedStateValue(path="refund", absent=True),
+        ],
+        handoffs=[eval_set_pb2.ExpectedHandoff(from_agent="desk", to_agent="billing")],
+    )
+    tool = eval_set_pb2.ExpectedTool(name="search", nth=2, state=execution_pb2.EXECUTION_STATE_SUCCEEDED)
+    agent = eval_set_pb2.ExpectedAgent(
+        name="writer", state=execution_pb2.EXECUTION_STATE_FAILED, input_match=matcher(regex="Oslo")
+    )
+    blocks = expectation_blocks(eval_set_pb2.EvalExpectation(run=run, tools=[tool]))
+    assert [(block.title, block.text) for block in blocks] == [
+        (
+            "run",
+            "is FAILED\nfor the reason TOOL_FAILED\nsession state order matches: tea\nsession state refund is absent\n"
+            "handoffs in this order, and no others: desk to billing",
+        ),
+        ("tool calls", "1. search, call 2 of it, is SUCCEEDED"),
+    ]
+    assert list(agent_words(agent)) == ["is FAILED", "its input matches: Oslo"]
