@@ -37,7 +37,7 @@ def match_placeholders(redactor: Redactor | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def redact_as_expected(expected: str, text: str) -> str:
+def redact_like(expected: str, text: str) -> str:
     """Return a text as it would have been recorded, if what is expected of it has placeholders; else unchanged."""
     current = _current.get()
     if current is None or current.redactor is None or REDACTED not in expected:

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2
-from bough_server.matching.placeholders import has_text, is_text, matches_anything, redact_as_expected
+from bough_server.matching.placeholders import has_text, is_text, matches_anything, redact_like
 from bough_server.matching.regexes import RegexProblem, check_pattern, is_found
 from bough_server.matching.schemas import schema_mistakes, value_path, value_schema_problem
 from bough_server.matching.work import TooMuchWork, limit_work, spend
@@ -123,7 +123,7 @@ def _difference(matcher: eval_set_pb2.ValueMatcher, expected_json: str, value_js
         _without(expected, ignored),
     )
     found = ""
-    for text in dict.fromkeys((value_json, redact_as_expected(expected_json, value_json))):
+    for text in dict.fromkeys((value_json, redact_like(expected_json, value_json))):
         found = next(comparison.differences(wanted, _without(_parse_or_keep(text), ignored), ()), "")
         if not found:
             break
@@ -226,12 +226,12 @@ def _answer_mismatches(expected: eval_set_pb2.ExpectedAnswer, text: str) -> Iter
 
 def _is_answer(exact: str, text: str, expected: eval_set_pb2.ExpectedAnswer) -> bool:
     wanted = _fold_case(exact, expected).strip()
-    return any(is_text(wanted, _fold_case(each, expected).strip()) for each in (text, redact_as_expected(exact, text)))
+    return any(is_text(wanted, _fold_case(each, expected).strip()) for each in (text, redact_like(exact, text)))
 
 
 def _has_part(part: str, text: str, expected: eval_set_pb2.ExpectedAnswer) -> bool:
     wanted = _fold_case(part, expected)
-    return any(has_text(wanted, _fold_case(each, expected)) for each in (text, redact_as_expected(part, text)))
+    return any(has_text(wanted, _fold_case(each, expected)) for each in (text, redact_like(part, text)))
 
 
 def _list_excerpts(texts: Sequence[str]) -> str:
