@@ -38,7 +38,7 @@ from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_principal
 from bough_server.interceptors.chain import interceptors
 from bough_server.interceptors.request_limits import most_bytes
-from bough_server.matching.secrets import RedactionRules, Redactor
+from bough_server.matching.secrets import RedactionRules
 from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.observability.logs import configure_logging
 from bough_server.observability.metrics import Metrics, open_metrics
@@ -419,7 +419,7 @@ async def _recover(runs: Runs, evaluations: Evaluations) -> None:
 def _evaluation_dependencies(
     settings: Settings, runs: Runs, *, store: Store, dependencies: RunDependencies, score_events: ScoreEvents
 ) -> EvaluationDependencies:
-    registry = dependencies.agents.registry
+    registry, redact = dependencies.agents.registry, settings.evaluation.redact
     return EvaluationDependencies(
         runs=runs,
         store=store,
@@ -433,16 +433,9 @@ def _evaluation_dependencies(
         },
         metrics=load_metrics(settings.python, settings.folder),
         score_events=score_events,
-        redaction=_redaction_rules(settings),
+        redaction=RedactionRules(fields=redact.fields, patterns=redact.patterns),
         count_hung_metric=_ignore if dependencies.metrics is None else dependencies.metrics.on_hung_metric,
     )
-
-
-def _redaction_rules(settings: Settings) -> RedactionRules:
-    """Return what evaluations do not show. Raises ConfigurationError for a pattern that is no regular expression."""
-    redact = settings.evaluation.redact
-    Redactor(fields=redact.fields, patterns=redact.patterns)
-    return RedactionRules(fields=redact.fields, patterns=redact.patterns)
 
 
 def _ignore() -> None:

@@ -19,10 +19,16 @@ _LONGEST_PREFIX: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedactionRules:
-    """What is secret: paths of members of JSON, and regular expressions."""
+    """What is secret: paths of members of JSON, and regular expressions.
+
+    Raises ConfigurationError for a pattern that is no regular expression.
+    """
 
     fields: Sequence[str] = ()
     patterns: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _compile_patterns(self.patterns)
 
     @property
     def is_empty(self) -> bool:
