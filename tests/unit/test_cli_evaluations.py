@@ -108,9 +108,9 @@ def test_a_comparison_lists_what_changed_and_counts() -> None:
     assert [line.plain for line in comparison_lines(comparison, pb.EvalSuspects(), width=1000)] == [
         "The set changed.",
         "The candidate is of an evaluation that is cancelled: it may lack cases.",
-        "worse       oslo  passed -> failed, pass rate 1.00 to 0.20",
+        "worse       oslo  passed -> failed, 1.00 to 0.20",
         "            writer is missing below lead",
-        "removed     tromso  pass rate 0.50 to -",
+        "removed     tromso  0.50 to -",
         "compared with the baseline: 0 better, 1 worse, 0 unclear, 1 removed, 0 added",
     ]
 

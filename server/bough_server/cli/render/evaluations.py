@@ -14,7 +14,6 @@ from bough_server.evals.reports.words import (
     comparison_sentences,
     comparison_text,
     incomplete_text,
-    means_texts,
     rate_text,
     rates_text,
     reasons_of,
@@ -45,8 +44,6 @@ def result_lines(
         lines.append(Text(one_line(result.reason), style=_STYLES.get(result.verdict, "")))  # whole: it says what to do
     if result.state and (incomplete := incomplete_text(result)):
         lines.append(Text(one_line(incomplete), style="yellow"))
-    if means := means_texts(result.totals):
-        lines.append(truncate_line(Text(one_line(f"means: {', '.join(means)}"), style="dim"), width))
     lines.append(_total_line(result))
     return lines
 
@@ -114,7 +111,7 @@ def comparison_lines(
         if case.change not in CHANGES:
             continue
         line = Text(f"{CHANGES[case.change]:10}  {one_line(case.case_id)}")
-        details = [f"pass rate {rates_text(case)}"]
+        details = [rates_text(case)]
         if case.verdict_baseline and case.verdict_candidate:
             details.insert(0, f"{verdict_text(case.verdict_baseline)} -> {verdict_text(case.verdict_candidate)}")
         line.append(f"  {', '.join(details)}", style="dim")

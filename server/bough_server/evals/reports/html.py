@@ -13,6 +13,7 @@ from bough_server.evals.reports.words import (
     change_reasons,
     comparison_sentences,
     comparison_text,
+    describe_unused_mocks,
     incomplete_text,
     means_texts,
     rate_text,
@@ -21,7 +22,6 @@ from bough_server.evals.reports.words import (
     reasons_of_trial,
     result_text,
     trial_text,
-    unused_mock_texts,
     verdict_text,
 )
 
@@ -240,7 +240,7 @@ def _case(index: int, case: eval_result_pb2.CaseResult, metrics: Sequence[str]) 
         labels=_labels(case),
         scores=[_score(found[name]) if name in found else Score(text="", order="", style="") for name in metrics],
         reasons=" ".join(reasons[:_MOST_REASONS]),
-        notes=[*notes, *(Note(text=text, style="anomaly") for text in unused_mock_texts(case))],
+        notes=[*notes, *(Note(text=text, style="anomaly") for text in describe_unused_mocks(case))],
         trials=[
             _trial(trial, case, place=f"case-{index}-trial-{number}", is_open=trial is opened)
             for number, trial in enumerate(trials)

@@ -50,13 +50,13 @@ def junit_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.E
     for gate in result.gates:
         is_held = gate.verdict == eval_result_pb2.VERDICT_PASSED
         outcome = None if is_held else _outcome(gate.verdict, [gate.reason or "The gate does not hold."])
-        suite.add_testcase(_named_case(f"gate {gate.gate}", name, outcome))
+        suite.add_testcase(_build_case(f"gate {gate.gate}", name, outcome))
     if result.reason:
-        suite.add_testcase(_named_case("verdict", name, _outcome(result.verdict, [result.reason])))
+        suite.add_testcase(_build_case("verdict", name, _outcome(result.verdict, [result.reason])))
     if incomplete := incomplete_text(result):
         # Cases that passed before the end must not look like an evaluation that did.
         outcome = _outcome(eval_result_pb2.VERDICT_NOT_EVALUATED, [incomplete])
-        suite.add_testcase(_named_case("evaluation", name, outcome))
+        suite.add_testcase(_build_case("evaluation", name, outcome))
     suite.time = round(sum(case.time for case in suite), 3)
     return str(suite.tostring().decode()) + "\n"
 
@@ -84,7 +84,7 @@ def _test_case(case: eval_result_pb2.CaseResult, suite: str, changes: _Changes) 
         if any(trial.crashed for trial in case.trials):
             status = eval_result_pb2.VERDICT_NOT_EVALUATED
         outcome = _outcome(status, reasons_of(case) or ["Not all of its trials are scored."])
-    one = _named_case(case.case_id, suite, outcome)
+    one = _build_case(case.case_id, suite, outcome)
     one.time = round(sum(trial.duration.ToTimedelta().total_seconds() for trial in case.trials), 3)
     lines = [f"{name}: {' '.join(value.split())}" for name, value in _facts(case)]
     if change := changes.get(case.case_id):
@@ -97,7 +97,7 @@ def _test_case(case: eval_result_pb2.CaseResult, suite: str, changes: _Changes) 
     return one
 
 
-def _named_case(name: str, suite: str, outcome: Failure | Error | None) -> TestCase:
+def _build_case(name: str, suite: str, outcome: Failure | Error | None) -> TestCase:
     case = TestCase(_clean(name), classname=suite, time=0.0)
     if outcome is not None:
         case.result = [outcome]

@@ -43,7 +43,7 @@ def _turn_lines(turn: TurnView) -> Iterator[str]:
     yield "expected:"
     expected = [line for node in turn.expected for line in _node_lines(node)]
     for block in turn.expectations:
-        expected += [f"  {block.title}:", *(f"    {_indented(line)}" for line in block.text.splitlines())]
+        expected += [f"  {block.title}:", *(f"    {_indent_line(line)}" for line in block.text.splitlines())]
     yield from _limit(expected or ["  nothing"])
     yield "actual:"
     yield from _limit([line for node in turn.actual for line in _node_lines(node)] or ["  no tree"])
@@ -75,7 +75,7 @@ def _line(text: str) -> str:
     return line if len(line) <= _MOST_TEXT else line[: _MOST_TEXT - 1] + "…"
 
 
-def _indented(text: str) -> str:
+def _indent_line(text: str) -> str:
     return " " * min(len(text) - len(text.lstrip()), _MOST_INDENT) + _line(text)
 
 

@@ -113,7 +113,7 @@ def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
 
     Sentences about one of several runs begin with its number, from 1.
     """
-    unused = unused_mock_texts(case)
+    unused = describe_unused_mocks(case)
     if case.verdict == eval_result_pb2.VERDICT_PASSED:
         return unused
     shown = [case.reason] if case.reason else []
@@ -123,7 +123,7 @@ def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
     return shown + unused
 
 
-def unused_mock_texts(case: eval_result_pb2.CaseResult) -> list[str]:
+def describe_unused_mocks(case: eval_result_pb2.CaseResult) -> list[str]:
     """Return a sentence for each mock of a case that no trial used."""
     return [
         f"mocks.{'agents' if mock.is_agent else 'tools'}[{mock.index}], of {mock.name}, answered no call."

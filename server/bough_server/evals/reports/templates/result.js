@@ -13,7 +13,7 @@ document.addEventListener("DOMContentLoaded", () => {
   let most = 200;
   let shown = [];
 
-  // The trees of a case are a text until somebody looks at them: a browser that runs scripts does not parse <noscript>.
+  // The trees of a case are a text until a reader looks at them: a browser that runs scripts does not parse <noscript>.
   // It is the page's markup, in which every text is escaped.
   const unfold = (body, isOpen) => {
     const held = body.querySelector("noscript");
@@ -113,7 +113,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const body = link.closest("tbody");
       unfold(body, !body.classList.contains("open"));
     }
-    // The same address again changes nothing, and so tells nobody.
+    // The same address again changes nothing, and so is no event.
     const trial = event.target.closest('a[href*="-trial-"]');
     if (trial) reveal(trial.hash.slice(1));
   });
