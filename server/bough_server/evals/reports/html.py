@@ -18,6 +18,7 @@ from bough_server.evals.reports.words import (
     reasons_of_trial,
     verdict_text,
 )
+from bough_server.evals.results.verdicts import list_usages
 
 _MARKS: Final = {
     eval_result_pb2.TREE_MARK_MATCHED: "matched",
@@ -128,7 +129,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
     means = [f"{name} {mean:.3g}" for name, mean in sorted(found.metric_means.items())]
     if means:
         yield Note(text=" · ".join(means))
-    for name, usage in (("runs", found.usage), ("judges", found.judge_usage)):
+    for name, usage in zip(("runs", "judges", "simulated users"), list_usages(found), strict=True):
         if used := list(_usage_facts(usage)):
             yield Note(text=f"{name}: {' · '.join(used)}")
     if found.flaky_cases:
@@ -198,7 +199,10 @@ def _trial(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseRes
         facts=facts,
         notes=notes,
         blocks=list(_question(trial.unanswered)) if trial.HasField("unanswered") else [],
-        turns=[_turn(number, turn, trial, case) for number, turn in enumerate(trial.turns)],
+        turns=[
+            *(_turn(number, turn, trial, case) for number, turn in enumerate(trial.turns)),
+            *_conversation(trial, case),
+        ],
         is_open=trial.verdict != _PASSED and trial.trial == 0,
     )
 
@@ -215,13 +219,29 @@ def _turn(
         notes.append(Note(text=turn.error.message, style="failed"))
     if turn.truncated:
         notes.append(Note(text="Parts of the tree or of its texts were left out.", style="anomaly"))
-    user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts)
+    user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts) or turn.user
+    if turn.user_run_id:
+        notes.append(Note(text=f"run of the simulated user {turn.user_run_id}"))
     return TurnView(
         blocks=[Block(title=f"turn {number + 1}, user", text=user)] if user else [],
         expected=list(_build_expected_nodes(asked.expect.agents, "", 0, _find_expected_marks(number, trial))),
         expectations=list(expectation_blocks(asked.expect)),
         actual=[_agent(agent) for agent in turn.agents],
         notes=notes,
+    )
+
+
+def _conversation(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseResult) -> Iterator[TurnView]:
+    """Yield how a conversation with a simulated user ended, and what is expected of it as a whole."""
+    if not trial.turns or not trial.HasField("user_finished"):
+        return
+    expect, ended = case.user.expect, "ended" if trial.user_finished else "did not end"
+    yield TurnView(
+        blocks=[Block(title="all turns", text=f"The simulated user {ended} the conversation.")],
+        expected=list(_build_expected_nodes(expect.agents, "", 0, _find_expected_marks(len(trial.turns), trial))),
+        expectations=list(expectation_blocks(expect)),
+        actual=[],
+        notes=[],
     )
 
 
