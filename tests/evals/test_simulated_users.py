@@ -12,12 +12,15 @@ from typing import Any, Final
 import pytest
 
 from bough.v1 import eval_result_pb2, eval_service_pb2, evaluation_ref_pb2, execution_pb2, run_pb2
+from bough.v1.invocation_pb2 import Invocation
 from bough_server.evals.job.simulated_users import AGENT
+from bough_server.evals.trees.conversation import merge_turns
 from bough_server.log.usage import Sums
+from bough_server.messages import text_of
 from tests.evals.evaluation_workers import Worker, until_owned
+from tests.evals.invocations import agent, invocation
 from tests.evals.job_server import (
     ARRIVED,
-    CALLED,
     GATES,
     Followed,
     begin,
@@ -301,3 +304,34 @@ async def test_another_server_takes_a_conversation_over_while_its_user_speaks(tm
             await log.to_the_end()
             runs = await runs_of(server, log.evaluation_id)
         check_once(log, runs, [prompt_of(request) for request in model.requests])
+
+
+def renamed(record: Invocation, prefix: str) -> Invocation:
+    """A record whose invocations have ids of their own, as those of each run have."""
+    for one in record.agents:
+        one.invocation_id = prefix + one.invocation_id
+        one.parent_invocation_id = one.parent_invocation_id and prefix + one.parent_invocation_id
+    for call_ in record.tools:
+        call_.invocation_id = prefix + call_.invocation_id
+    return record
+
+
+def test_the_turns_of_a_conversation_are_one_tree_with_one_root_of_each_name() -> None:
+    first = renamed(invocation(agent("lead", agent("researcher", calls=["search"]), calls=["note"]), answer="1"), "a")
+    second = renamed(invocation(agent("lead", agent("writer"), calls=["note"]), agent("guard"), answer="2"), "b")
+    second.agents[1].from_invocation_id = second.agents[0].invocation_id
+    whole, merged = merge_turns([first, second])
+    assert [(one.name, one.invocation_id, one.parent_invocation_id) for one in whole.agents] == [
+        ("lead", "ai1", ""),
+        ("researcher", "ai2", "ai1"),
+        ("writer", "bi2", "ai1"),
+        ("guard", "bi3", ""),
+    ]
+    assert whole.agents[2].from_invocation_id == "ai1"
+    assert [(one.name, one.invocation_id, one.sequence) for one in whole.tools] == [
+        ("note", "ai1", 1),
+        ("search", "ai2", 2),
+        ("note", "ai1", 3),
+    ]
+    assert (merged, whole.state, text_of(whole.final_response)) == ({"bi1": "ai1"}, second.state, "2")
+    assert merge_turns([first])[0].agents == first.agents

@@ -2738,7 +2738,7 @@ func (x *GateResult) GetReason() string {
 // How a result, the candidate, differs from an earlier one, the baseline.
 type EvalComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges.
+	// What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users.
 	PinsChanged []string `protobuf:"bytes,1,rep,name=pins_changed,json=pinsChanged,proto3" json:"pins_changed,omitempty"`
 	// The cases: those of the candidate in its order, then the removed ones.
 	Cases []*CaseComparison `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
@@ -2752,8 +2752,8 @@ type EvalComparison struct {
 	Added int32 `protobuf:"varint,6,opt,name=added,proto3" json:"added,omitempty"`
 	// The candidate's pass rate less the baseline's; absent if either has none.
 	PassRateChange *float64 `protobuf:"fixed64,7,opt,name=pass_rate_change,json=passRateChange,proto3,oneof" json:"pass_rate_change,omitempty"`
-	// The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
-	// of either or the currencies differ.
+	// The candidate's known cost less the baseline's, judges and simulated users included, in billionths of cost_currency_code; absent
+	// if nothing is known of either or the currencies differ.
 	CostNanosChange *int64 `protobuf:"varint,8,opt,name=cost_nanos_change,json=costNanosChange,proto3,oneof" json:"cost_nanos_change,omitempty"`
 	// The ISO 4217 code of the currency of cost_nanos_change, such as "USD". Set exactly if cost_nanos_change is.
 	CostCurrencyCode string `protobuf:"bytes,9,opt,name=cost_currency_code,json=costCurrencyCode,proto3" json:"cost_currency_code,omitempty"`

@@ -373,7 +373,7 @@ type EvalCase struct {
 	Trials *int32 `protobuf:"varint,10,opt,name=trials,proto3,oneof" json:"trials,omitempty"`
 	// How long one run of an agent may take; unset for the set's default.
 	Timeout *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user that says what `turns` has.
+	// A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user who says what `turns` has.
 	User          *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -496,12 +496,12 @@ func (x *EvalCase) GetUser() *SimulatedUser {
 // A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
 //
 // An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
-// timeout. The model sees this message and what was said, never tools, trees or expectations. It answers {"message": TEXT, "done": BOOLEAN};
-// with `done` the conversation is over and the message is not sent. An answer that is no such object, or has neither, a run that fails,
-// and a prompt of more than 250 KiB in all make the trial not scored.
+// timeout. The model sees the part that it plays and what was said, never tools, trees or expectations. It answers
+// {"message": TEXT, "done": BOOLEAN}; with `done` the conversation is over and the message is not sent. An answer that is no such object,
+// a blank message or one of more than 32,768 characters, a run that fails, and a prompt of more than 250 KiB make the trial not scored.
 //
-// The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has to be
-// true in the end.
+// The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has
+// to be true in the end.
 type SimulatedUser struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who the user is and how they speak, for the model; empty for nobody in particular.
@@ -517,9 +517,9 @@ type SimulatedUser struct {
 	// When the user ends the conversation, in words; empty for when they have what they want or cannot get it.
 	StopWhen string `protobuf:"bytes,6,opt,name=stop_when,json=stopWhen,proto3" json:"stop_when,omitempty"`
 	// What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
-	// `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds after it,
-	// and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is one root with
-	// all that it called. Scored by the metrics of the case as one turn more.
+	// `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds
+	// after it, and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is
+	// one root with all that it called. Scored by the metrics of the case as one turn more; judges and functions score the turns alone.
 	Expect *EvalExpectation `protobuf:"bytes,7,opt,name=expect,proto3" json:"expect,omitempty"`
 	// Parameters of the user's model calls.
 	Settings      *ModelSettings `protobuf:"bytes,8,opt,name=settings,proto3" json:"settings,omitempty"`

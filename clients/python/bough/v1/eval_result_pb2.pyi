@@ -1647,8 +1647,8 @@ class EvalComparison(_message.Message):
     pass_rate_change: _builtins.float
     """The candidate's pass rate less the baseline's; absent if either has none."""
     cost_nanos_change: _builtins.int
-    """The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
-    of either or the currencies differ.
+    """The candidate's known cost less the baseline's, judges and simulated users included, in billionths of cost_currency_code; absent
+    if nothing is known of either or the currencies differ.
     """
     cost_currency_code: _builtins.str
     """The ISO 4217 code of the currency of cost_nanos_change, such as "USD". Set exactly if cost_nanos_change is."""
@@ -1662,7 +1662,7 @@ class EvalComparison(_message.Message):
     """How many cases got worse: 0 unless `regression_test` rejects, then the number of cases that are worse, at least 1."""
     @_builtins.property
     def pins_changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges."""
+        """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseComparison]:

@@ -63,8 +63,6 @@ class ModelRuns:
         found = await self._dependencies.store.runs.find_request(self._principal, request.request_id)
         if found is not None:
             return found.run, True
-        name = hashlib.sha256(f"{self._principal.user_id}\0{request.request_id}".encode()).hexdigest()
-        request.session_id = f"{OF_SERVER}{name[:32]}"
         # Shielded: whatever stops the caller meanwhile must not leave a run of an evaluation that is cancelled.
         starting = asyncio.create_task(self._start(request, ref))
         starting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -73,9 +71,12 @@ class ModelRuns:
     async def _start(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRow:
         if self._is_cancelled():
             raise RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
+        named = messages.copy_of(request)
+        name = hashlib.sha256(f"{self._principal.user_id}\0{request.request_id}".encode()).hexdigest()
+        named.session_id = f"{OF_SERVER}{name[:32]}"
         record = await self._dependencies.runs.start(
             self._principal,
-            messages.copy_of(request),
+            named,
             deadline_time_ns=None,
             trace=self._trace,
             evaluation=EvaluationRun(ref=ref),
@@ -101,7 +102,7 @@ class ModelRuns:
 def build_request(
     definition: agent_pb2.AgentDefinition, prompt: str, *, timeout: Duration
 ) -> agent_service_pb2.RunRequest:
-    """Return the request of a run of a model; without its request id and its session, which only it has."""
+    """Return the request of a run of a model, without its request id."""
     return agent_service_pb2.RunRequest(
         agent=definition.name,
         definitions=[definition],

@@ -71,9 +71,8 @@ class TrialRuns:
 
     @property
     def may_speak(self) -> bool:
-        """Whether there is a simulated user that has not ended the conversation, and room for another turn."""
-        user, count = self.case.user, len(self.case.turns)
-        return self.case.HasField("user") and not self.user_finished and count < max_turns_of(user)
+        """Whether there is a simulated user, and room for another turn."""
+        return self.case.HasField("user") and len(self.case.turns) < max_turns_of(self.case.user)
 
     def add_message(self, message: str, *, run_id: str) -> None:
         """Add a turn that begins with what the simulated user said in a run."""

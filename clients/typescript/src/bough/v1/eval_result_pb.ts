@@ -1472,7 +1472,7 @@ export const GateResultSchema: GenMessage<GateResult> = /*@__PURE__*/
  */
 export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
   /**
-   * What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges.
+   * What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users.
    *
    * @generated from field: repeated string pins_changed = 1;
    */
@@ -1521,8 +1521,8 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
   passRateChange?: number | undefined;
 
   /**
-   * The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
-   * of either or the currencies differ.
+   * The candidate's known cost less the baseline's, judges and simulated users included, in billionths of cost_currency_code; absent
+   * if nothing is known of either or the currencies differ.
    *
    * @generated from field: optional int64 cost_nanos_change = 8;
    */

@@ -207,7 +207,7 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
   timeout?: Duration | undefined;
 
   /**
-   * A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user that says what `turns` has.
+   * A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user who says what `turns` has.
    *
    * @generated from field: bough.v1.SimulatedUser user = 12;
    */
@@ -225,12 +225,12 @@ export const EvalCaseSchema: GenMessage<EvalCase> = /*@__PURE__*/
  * A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
  *
  * An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
- * timeout. The model sees this message and what was said, never tools, trees or expectations. It answers {"message": TEXT, "done": BOOLEAN};
- * with `done` the conversation is over and the message is not sent. An answer that is no such object, or has neither, a run that fails,
- * and a prompt of more than 250 KiB in all make the trial not scored.
+ * timeout. The model sees the part that it plays and what was said, never tools, trees or expectations. It answers
+ * {"message": TEXT, "done": BOOLEAN}; with `done` the conversation is over and the message is not sent. An answer that is no such object,
+ * a blank message or one of more than 32,768 characters, a run that fails, and a prompt of more than 250 KiB make the trial not scored.
  *
- * The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has to be
- * true in the end.
+ * The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has
+ * to be true in the end.
  *
  * @generated from message bough.v1.SimulatedUser
  */
@@ -279,9 +279,9 @@ export type SimulatedUser = Message<"bough.v1.SimulatedUser"> & {
 
   /**
    * What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
-   * `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds after it,
-   * and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is one root with
-   * all that it called. Scored by the metrics of the case as one turn more.
+   * `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds
+   * after it, and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is
+   * one root with all that it called. Scored by the metrics of the case as one turn more; judges and functions score the turns alone.
    *
    * @generated from field: bough.v1.EvalExpectation expect = 7;
    */
