@@ -88,13 +88,13 @@ def test_a_page_has_a_strict_policy_and_loads_nothing() -> None:
 
 
 def test_a_page_shows_what_a_simulated_user_said_and_what_is_expected_of_the_conversation() -> None:
-    expect = eval_set_pb2.EvalExpectation(agents=[{"name": "clerk"}], answer={"exact": "Done."})
-    case = eval_result_pb2.CaseResult(
-        case_id="stamps", turns=[{"user": "Good day."}], user={"goal": "A stamp.", "expect": expect}
-    )
-    turns = [{"run_id": "r1", "user": "Good day."}, {"run_id": "r2", "user": "A stamp.", "user_run_id": "u1"}]
-    case.trials.add(case_id="stamps", user_finished=False, turns=turns)
-    missing = case.trials[0].scores.add(name="agent_trajectory").tree_comparisons.add(turn=2)
+    case = eval_result_pb2.CaseResult(case_id="stamps", turns=[eval_set_pb2.EvalTurn(user="Good day.")])
+    case.user.goal, case.user.expect.answer.exact = "A stamp.", "Done."
+    case.user.expect.agents.add(name="clerk")
+    trial = case.trials.add(case_id="stamps", user_finished=False)
+    trial.turns.add(run_id="r1", user="Good day.")
+    trial.turns.add(run_id="r2", user="A stamp.", user_run_id="u1")
+    missing = trial.scores.add(name="agent_trajectory").tree_comparisons.add(turn=2)
     missing.differences.add(kind=eval_result_pb2.DIFFERENCE_KIND_MISSING, agent="clerk")
     texts = _Page(html_page(eval_result_pb2.EvalResult(cases=[case]))).texts
     first = texts.index("turn 1, user")

@@ -70,7 +70,10 @@ async def speak(
     answer = await runs.wait_for_answer(run.run_id)
     used.add(Sums.of(answer.run.tree_usage))
     try:
-        return _parse_utterance(answer)
+        utterance = _parse_utterance(answer)
+        if utterance.is_done and not invocations:
+            raise ValueError("it is done before anything was said.")
+        return utterance
     except ValueError as error:
         raise NotScorable(f"The simulated user did not say what comes in turn {ref.turn + 1}: {error}") from None
 

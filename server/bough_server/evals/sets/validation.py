@@ -129,7 +129,7 @@ def _case_problems(
     yield from _state_problems(case.session_state_json, f"{place}.session_state_json")
     yield from _turns_problems(case, place)
     if case.HasField("user"):
-        yield from _simulated_user_problems(case, f"{place}.user", known)
+        yield from _find_user_problems(case, f"{place}.user", known)
     yield from _mocks_problems(case.mocks, f"{place}.mocks")
     for name, changes in case.origin.changes.agents.items():
         yield from unknown_name("model", changes.model, known.models, f'{place}.origin.changes.agents["{name}"].model')
@@ -174,7 +174,7 @@ def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldPr
         yield f"{place}.origin", "must not be set: the turns are recorded, so nothing runs."
 
 
-def _simulated_user_problems(case: eval_set_pb2.EvalCase, place: str, known: KnownNames) -> Iterator[FieldProblem]:
+def _find_user_problems(case: eval_set_pb2.EvalCase, place: str, known: KnownNames) -> Iterator[FieldProblem]:
     user, count = case.user, len(case.turns)
     if is_recorded(case):
         yield place, "must not be set: the turns are recorded, so nothing runs."
