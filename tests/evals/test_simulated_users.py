@@ -103,6 +103,7 @@ async def test_a_model_plays_the_user_in_runs_that_are_recorded_and_charged(tmp_
         log = await evaluated(server, eval_set(played("one", "first"), agent="memory"))
         runs = await user_runs(server, log)
         found = (await evaluation(server, log.evaluation_id)).result
+        without = await watch(server, log.evaluation_id, follow={"without_trees": True}).to_the_end()
         starts = [await run_started(server, run.run_id) for run in runs]
     check_log(log.events)
     result = log.result("one")
@@ -125,6 +126,9 @@ async def test_a_model_plays_the_user_in_runs_that_are_recorded_and_charged(tmp_
         used.add(Sums.of(run.tree_usage))
     assert result.user_usage == found.totals.user_usage == used.usage()
     assert (result.user_usage.model_calls, found.totals.usage.model_calls) == (3, 0)
+    assert [(turn.user, turn.user_run_id, turn.truncated) for turn in without.result("one").turns] == [
+        ("", turn.user_run_id, True) for turn in result.turns
+    ]
     assert list(found.pins.users) == ["player"]
     assert found.cases[0].user.goal == "A stamp."
 

@@ -498,13 +498,14 @@ func (x *EvalCase) GetUser() *SimulatedUser {
 // An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
 // timeout. The model sees the part that it plays and what was said, never tools, trees or expectations. It answers
 // {"message": TEXT, "done": BOOLEAN}; with `done` the conversation is over and the message is not sent. An answer that is no such object,
-// a blank message or one of more than 32,768 characters, a run that fails, and a prompt of more than 250 KiB make the trial not scored.
+// a blank message or one of more than 32,768 characters, `done` before anything was said, a run that fails, and a prompt of more than
+// 250 KiB make the trial not scored.
 //
 // The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has
 // to be true in the end.
 type SimulatedUser struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who the user is and how they speak, for the model; empty for nobody in particular.
+	// Who the user is and how they speak, for the model; empty for anyone.
 	Persona string `protobuf:"bytes,1,opt,name=persona,proto3" json:"persona,omitempty"`
 	// What the user wants. Required if `plan` is empty.
 	Goal string `protobuf:"bytes,2,opt,name=goal,proto3" json:"goal,omitempty"`

@@ -311,7 +311,8 @@ class SimulatedUser(_message.Message):
     An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
     timeout. The model sees the part that it plays and what was said, never tools, trees or expectations. It answers
     {"message": TEXT, "done": BOOLEAN}; with `done` the conversation is over and the message is not sent. An answer that is no such object,
-    a blank message or one of more than 32,768 characters, a run that fails, and a prompt of more than 250 KiB make the trial not scored.
+    a blank message or one of more than 32,768 characters, `done` before anything was said, a run that fails, and a prompt of more than
+    250 KiB make the trial not scored.
 
     The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has
     to be true in the end.
@@ -328,7 +329,7 @@ class SimulatedUser(_message.Message):
     EXPECT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     persona: _builtins.str
-    """Who the user is and how they speak, for the model; empty for nobody in particular."""
+    """Who the user is and how they speak, for the model; empty for anyone."""
     goal: _builtins.str
     """What the user wants. Required if `plan` is empty."""
     plan: _builtins.str
