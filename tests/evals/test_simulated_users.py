@@ -151,7 +151,7 @@ async def test_the_user_sees_its_part_and_what_was_said_and_nothing_else(tmp_pat
         "Who the user is:\nA clerk's {{friend}}.\n\nWhat the user wants:\nA stamp.\n\n"
         "How the user goes about it:\nAsk, then thank.\n\n"
         "The conversation is to end when this holds:\nThere are two stamps.\n\n"
-        "Nothing has been said yet: the user speaks first.\n\nYou write message number 1 of at most 3."
+        "Nothing has been said yet: the user speaks first, and is not done.\n\nYou write message number 1 of at most 3."
     )
     (mark,) = set(re.findall(r"</(text-[0-9a-f]{16})>", second))
     stamped = ", ".join(f"stamped {word}" for word in asks.split())

@@ -99,7 +99,7 @@ def _describe_part(user: eval_set_pb2.SimulatedUser) -> Iterator[str]:
 
 def _quote_conversation(invocations: Sequence[invocation_pb2.Invocation]) -> Iterator[str]:
     if not invocations:
-        yield "Nothing has been said yet: the user speaks first."
+        yield "Nothing has been said yet: the user speaks first, and is not done."
         return
     said = [(text_of(one.user_content), text_of(one.final_response)) for one in invocations]
     mark = build_mark([text for both in said for text in both])
