@@ -104,6 +104,25 @@ def test_a_page_has_a_strict_policy_and_runs_only_the_script_that_the_policy_nam
     assert all((attributes.get("href") or "#").startswith("#") for _, attributes in page.tags)
 
 
+def test_a_page_shows_what_a_simulated_user_said_and_what_is_expected_of_the_conversation() -> None:
+    case = eval_result_pb2.CaseResult(case_id="stamps", turns=[eval_set_pb2.EvalTurn(user="Good day.")])
+    case.user.goal, case.user.expect.answer.exact = "A stamp.", "Done."
+    case.user.expect.agents.add(name="clerk")
+    trial = case.trials.add(case_id="stamps", user_finished=False)
+    trial.turns.add(run_id="r1", user="Good day.")
+    trial.turns.add(run_id="r2", user="A stamp.", user_run_id="u1")
+    missing = trial.scores.add(name="agent_trajectory").tree_comparisons.add(turn=2)
+    missing.differences.add(kind=eval_result_pb2.DIFFERENCE_KIND_MISSING, agent="clerk")
+    texts = _Page(html_page(eval_result_pb2.EvalResult(cases=[case]))).texts
+    first = texts.index("turn 1, user")
+    assert [text for text in texts[first:] if text not in ("expected", "actual", "no tree", "show all")] == [
+        *("turn 1, user", "Good day.", "run r1"),
+        *("turn 2, user", "A stamp.", "run r2", "run of the simulated user u1"),
+        *("all turns", "The simulated user did not end the conversation."),
+        *("clerk", "missing", "answer", "is: Done."),
+    ]
+
+
 def test_a_page_marks_the_differences_of_both_trees_and_shows_steps_and_calls() -> None:
     page = _Page(html_page(example(), comparison()))
     marks = [attributes["class"] for _, attributes in page.tags if (attributes.get("class") or "").startswith("mark ")]

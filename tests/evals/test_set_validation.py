@@ -175,7 +175,9 @@ def test_sets_cases_and_mocks_have_a_bounded_size() -> None:
 
 def test_each_turn_says_what_the_user_says_in_one_way() -> None:
     both = {"user": "Hi.", "input": {"parts": [{"text": "x"}]}}
-    assert of_case({"turns": []}) == [("turns", "must have at least one turn.")]
+    assert of_case({"turns": []}) == [
+        ("turns", "must have at least one turn, unless a model plays the user: see `user`.")
+    ]
     assert of_case({"turns": [{}, {"user": " \n"}, both]}) == [
         ("turns[0].user", "is required, or `input`, or in every turn `recorded`."),
         ("turns[1].user", "must not be blank."),
@@ -224,6 +226,43 @@ def test_the_first_turn_of_a_fork_is_what_follows_in_it() -> None:
         ("turns[0].user", "must not be set: the first turn of a case with `origin` is what follows in it."),
         ('origin.changes.agents["lead"].model', "There is no model 'defalt'. Did you mean 'default'?"),
     ]
+
+
+def test_a_simulated_user_wants_something_of_a_known_model_and_has_turns_to_say_it() -> None:
+    def of_user(user: Json, *turns: Json, **fields: Any) -> list[tuple[str, str]]:
+        return of_case({"turns": turns, "user": {"model": "default", "goal": "A trip.", **user}, **fields})
+
+    greeting = {"user": "Hi."}
+    assert of_user({}) == []
+    assert (
+        of_user({"goal": "", "plan": "Ask.", "maxTurns": 2, "expect": {"agents": [{"name": "lead"}]}}, greeting) == []
+    )
+    assert of_user({"goal": " "}) == [("user.goal", "is required, or `plan`: what the user wants.")]
+    assert of_user({"model": "defualt"}) == [("user.model", "There is no model 'defualt'. Did you mean 'default'?")]
+    assert of_user({"settings": {"extraJson": "[]"}}) == [("user.settings.extra_json", "must be one JSON object.")]
+    assert of_user({"maxTurns": 1}, greeting) == [
+        ("user.max_turns", "is 1 and must be more than the 1 turns before the user speaks.")
+    ]
+    assert of_user({}, *[greeting] * 10) == [
+        ("user.max_turns", "is 10, the default, and must be more than the 10 turns before the user speaks.")
+    ]
+    assert of_user({}, {"recorded": {"run": {"runId": "r"}}}) == [
+        ("user", "must not be set: the turns are recorded, so nothing runs.")
+    ]
+    assert of_user({}, {}, origin={"runId": "r", "afterSequence": 1}) == [
+        ("user", "must not be set: a case with `origin` continues a recorded run with the turns that it has.")
+    ]
+    wrong = {"answer": {"regex": "("}, "agents": [{"name": "leed"}], "tools": [{"name": "serch"}]}
+    assert [field for field, _ in of_user({"expect": {**wrong, "run": {"handoffs": [{"toAgent": "riter"}]}}})] == [
+        "user.expect.tools[0].name",
+        "user.expect.agents[0].name",
+        "user.expect.run.handoffs[0].to_agent",
+        "user.expect.answer",
+    ]
+    assert of_user({}, metrics=[{"agentTrajectory": {}}])[0][0] == "metrics[0]"
+    expecting = {"expect": {"agents": [{"name": "lead"}], "run": {}, "answer": {}}}
+    scored = [{"agentTrajectory": {}}, {"runOutcome": {}}, {"finalResponse": {}}]
+    assert of_user(expecting, metrics=scored) == []
 
 
 def test_session_state_is_an_object_with_keys_of_session_state() -> None:

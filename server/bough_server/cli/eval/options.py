@@ -85,7 +85,8 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         metavar="NAME=N",
-        help="What all runs and judges together may use: cost, tokens, model_calls, tool_calls or time, as cost=2.",
+        help="What all runs, judges and simulated users together may use: cost, tokens, model_calls, tool_calls or "
+        "time, as cost=2.",
     ),
 ]
 LabelOption = Annotated[

@@ -93,8 +93,9 @@ def _total_line(result: eval_result_pb2.EvalResult) -> Text:
         parts.append(f"{tokens_text(found.usage)} tokens")
     if found.usage.HasField("cost_nanos"):
         parts.append(cost_text(found.usage))
-    if found.judge_usage.HasField("cost_nanos"):
-        parts.append(f"judges {cost_text(found.judge_usage)}")
+    for name, usage in (("judges", found.judge_usage), ("simulated users", found.user_usage)):
+        if usage.HasField("cost_nanos"):
+            parts.append(f"{name} {cost_text(usage)}")
     line.append(", ".join(parts), style="default")
     return line
 

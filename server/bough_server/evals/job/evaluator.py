@@ -16,11 +16,12 @@ from bough.v1 import (
 )
 from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.job.baseline_agents import explain_missing_pins, read_pinned_definitions
-from bough_server.evals.job.case_trials import NotScorable, TrialRunner
+from bough_server.evals.job.case_trials import TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.job.judges import Judges
 from bough_server.evals.job.judging import score_all_metrics
+from bough_server.evals.job.trial_runs import NotScorable, TrialRuns
 from bough_server.evals.metrics.scoring import build_not_evaluated_result
 from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
@@ -246,19 +247,19 @@ class LiveEvaluation:
         """
         case = planned.eval_case
         try:
-            invocations = await self._run_turns(planned, trial)
-            run_ids = [invocation.run_id for invocation in invocations]
+            runs = await self._run_turns(planned, trial)
+            run_ids = [invocation.run_id for invocation in runs.invocations]
             if is_recorded(case):
                 run_ids = [turn.recorded.run.run_id for turn in case.turns]
             judging = score_all_metrics(
-                self._dependencies, case, invocations, trial=trial, run_ids=run_ids, judges=self._judges
+                self._dependencies, runs.case, runs.invocations, trial=trial, run_ids=run_ids, judges=self._judges
             )
-            return await self._wait_for_result(judging), invocations
+            result = await self._wait_for_result(judging)
         except NotScorable as error:
+            runs = error.runs or TrialRuns(case=case)
             result = build_not_evaluated_result(
-                case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered
+                case, trial, error.reason, invocations=runs.invocations, unanswered=error.unanswered
             )
-            return result, error.invocations
         except (ServerStopping, StorageFailed, Fenced):
             raise
         except Exception as error:
@@ -267,20 +268,23 @@ class LiveEvaluation:
             )
             why = "The server failed while scoring it; the server's log says why."
             return build_not_evaluated_result(case, trial, why), ()
+        if result is not None:
+            runs.add_user_to(result)
+        return result, runs.invocations
 
-    async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> Sequence[invocation_pb2.Invocation]:
+    async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRuns:
         """Return the records of a trial's turns, which are run unless the case has recorded ones."""
         case = planned.eval_case
         if is_recorded(case):
-            return await self._runner.read_recorded_turns(case)
+            return TrialRuns(case=case, invocations=await self._runner.read_recorded_turns(case))
         runner = await self._find_runner(planned, trial)
-        invocations = await runner.run(planned, trial)
+        runs = await runner.run(planned, trial)
         if (case.id, trial) not in self._fold.ended:
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_ended.case_id, event.case_trial_ended.trial = case.id, trial
-            event.case_trial_ended.run_ids.extend(invocation.run_id for invocation in invocations)
+            event.case_trial_ended.run_ids.extend(invocation.run_id for invocation in runs.invocations)
             await self._recorder.record(event)
-        return invocations
+        return runs
 
     async def _wait_for_result(
         self, scoring: Coroutine[Any, Any, eval_result_pb2.CaseTrialResult]

@@ -94,6 +94,9 @@ async def plan(
             if metric.HasField("llm_judge"):
                 model = metric.llm_judge.model
                 pins.judges[model] = dependencies.models.get(model, "")
+        if planned.eval_case.HasField("user"):
+            model = planned.eval_case.user.model
+            pins.users[model] = dependencies.models.get(model, "")
     started = _build_first_event(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
     if baseline is not None:
         started.baseline.CopyFrom(_reduce_baseline(baseline))

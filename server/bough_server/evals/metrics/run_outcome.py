@@ -7,7 +7,14 @@ from typing import Any, Final
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
 from bough.v1.eval_set_pb2 import ExpectedHandoff
 from bough_server.evals.metrics.bipartite_matching import find_largest_matching
-from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, name_state, score_difference
+from bough_server.evals.metrics.turn import (
+    Turn,
+    TurnScore,
+    list_expectations,
+    mean_score,
+    name_state,
+    score_difference,
+)
 from bough_server.log.session_state import value_at, values_of
 from bough_server.matching.values import mismatch
 from bough_server.matching.work import spend
@@ -37,7 +44,7 @@ def find_expected_state(expected: eval_set_pb2.ExpectedRun) -> execution_pb2.Exe
 
 def needs_state(case: eval_set_pb2.EvalCase) -> bool:
     """Return whether a case expects something of its session's values."""
-    return any(turn.expect.run.session_state for turn in case.turns)
+    return any(expect.run.session_state for expect in list_expectations(case))
 
 
 def _turn_score(expected: eval_set_pb2.ExpectedRun, turn: Turn) -> TurnScore:

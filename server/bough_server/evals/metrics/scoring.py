@@ -23,8 +23,9 @@ from bough.v1.eval_set_pb2 import (
 )
 from bough.v1.invocation_pb2 import Invocation
 from bough_server.evals.metrics import agent_trajectory, budget, final_response, run_outcome, tool_trajectory
-from bough_server.evals.metrics.turn import Turn, name_of, name_turn, no_score
+from bough_server.evals.metrics.turn import Turn, list_expectations, name_of, name_turn, no_score
 from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
+from bough_server.evals.trees.conversation import merge_turns
 from bough_server.log.usage import Sums
 from bough_server.matching.work import TooMuchWork, limit_work
 from bough_server.messages import copy_of
@@ -103,17 +104,27 @@ def score_trial(
         Turn(index=number, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
         for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=True))
     ]
+    merged: Mapping[str, str] = {}
+    if case.user.HasField("expect") and invocations:
+        whole, merged = merge_turns(invocations)
+        turns.append(Turn(index=len(turns), expect=case.user.expect, invocation=whole, is_conversation=True))
     with limit_work():
         marks = _add_scores(result, case, turns, extra_scores)
+    if of_whole := marks.get(len(invocations)):
+        also = {one: of_whole[other] for one, other in merged.items() if other in of_whole}
+        marks = {**marks, len(invocations): {**of_whole, **also}}
     result.verdict, result.reason = _verdict(result.scores)
-    _add_turns(result, invocations, marks)
+    _add_turns(result, case, invocations, marks)
     return result
 
 
 def _find_crashes(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[tuple[int, Invocation]]:
     """Yield the turns that failed or were cancelled unexpectedly, with their numbers."""
     for number, (turn, one) in enumerate(zip(case.turns, invocations, strict=False)):
-        if one.state in _CRASHED and one.state != run_outcome.find_expected_state(turn.expect.run):
+        expected = {run_outcome.find_expected_state(turn.expect.run)}
+        if number == len(invocations) - 1:
+            expected.add(run_outcome.find_expected_state(case.user.expect.run))
+        if one.state in _CRASHED and one.state not in expected:
             yield number, one
 
 
@@ -130,7 +141,7 @@ def build_not_evaluated_result(
     result.verdict, result.reason = VERDICT_NOT_EVALUATED, reason[:MAX_REASON]
     if unanswered is not None:
         result.unanswered.CopyFrom(unanswered)
-    _add_turns(result, invocations, {})
+    _add_turns(result, case, invocations, {})
     return result
 
 
@@ -141,7 +152,7 @@ def _copy_with_name(metric: EvalMetric, name: str) -> EvalMetric:
 
 
 def _is_expected(case: EvalCase, field: str) -> bool:
-    return any(field in (known.name for known, _ in turn.expect.ListFields()) for turn in case.turns)
+    return any(field in (known.name for known, _ in expect.ListFields()) for expect in list_expectations(case))
 
 
 def _scores_field(metric: EvalMetric, field: str) -> bool:
@@ -173,7 +184,7 @@ def _build_crash_result(case: EvalCase, invocations: Sequence[Invocation], *, tr
     why = f": {crash.error.message}" if crash.error.message else "."
     result.reason = f"{_subject(case, number)} {ended}{why}"[:MAX_REASON]
     result.crashed, result.verdict = True, VERDICT_FAILED
-    _add_turns(result, invocations, {})
+    _add_turns(result, case, invocations, {})
     return result
 
 
@@ -252,16 +263,24 @@ def _shorten(result: CaseTrialResult) -> None:
 
 
 def _add_turns(
-    result: CaseTrialResult, invocations: Sequence[Invocation], marks: Mapping[int, agent_trajectory.Marks]
+    result: CaseTrialResult,
+    case: EvalCase,
+    invocations: Sequence[Invocation],
+    marks: Mapping[int, agent_trajectory.Marks],
 ) -> None:
     """Add the trees of the turns, cut so that the whole result is within its bound."""
     room = MAX_BYTES - result.ByteSize()
-    made = [turn_result(one, marks=marks.get(number, {}), max_bytes=room) for number, one in enumerate(invocations)]
+    has_user = case.HasField("user")
+    whole = marks.get(len(invocations), {})  # of the conversation; the ids of invocations are unique in it
+    marks = {number: marks.get(number, whole) for number in range(len(invocations))}
+    made = [
+        turn_result(one, marks=marks[number], max_bytes=room, has_user=has_user)
+        for number, one in enumerate(invocations)
+    ]
     if sum(turn.ByteSize() for turn in made) > room:
         # Those below an equal share stay whole; what they leave of it is not shared out again.
         share = room // len(made)
         for number, turn in enumerate(made):
             if turn.ByteSize() > share:
-                turn_marks = marks.get(number, {})
-                made[number] = turn_result(invocations[number], marks=turn_marks, max_bytes=share)
+                made[number] = turn_result(invocations[number], marks=marks[number], max_bytes=share, has_user=has_user)
     result.turns.extend(made)

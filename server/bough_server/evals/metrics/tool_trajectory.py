@@ -47,14 +47,17 @@ def score(
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean over the turns whose tool calls are judged; None if there are none.
 
-    Those are all turns if the metric has expected calls, else the turns with an expectation. If the metric is only
-    there because some turn expects calls, then the turns that do.
+    Those are all turns if the metric has expected calls, else the turns with an expectation, a whole conversation among
+    them. If the metric is only there because some turn expects calls, then the turns that do.
     """
     wanted, scores = metric.tool_trajectory, {}
     needs_tools = not is_configured(metric, case)
     for turn in turns:
         expected: Sequence[ExpectedTool] = wanted.tools
-        if not wanted.tools:
+        if wanted.tools:
+            if turn.is_conversation:
+                continue
+        else:
             if turn.expect is None or (needs_tools and not turn.expect.tools):
                 continue
             expected = turn.expect.tools

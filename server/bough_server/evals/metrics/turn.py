@@ -21,6 +21,8 @@ class Turn:
     """What is expected of it; None if nothing is."""
     invocation: invocation_pb2.Invocation
     """The whole record of its run, folded without the limits of an answer."""
+    is_conversation: bool = False
+    """Whether it is no turn but all of them, as SimulatedUser.expect is about them; its index is then their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,11 @@ def score_difference(difference: str) -> TurnScore:
 def no_turn_score(reason: str) -> TurnScore:
     """Return the score of a turn that could not be scored."""
     return TurnScore(value=None, reason=reason)
+
+
+def list_expectations(case: eval_set_pb2.EvalCase) -> list[eval_set_pb2.EvalExpectation]:
+    """Return what a case expects of its turns, and of the conversation with its simulated user."""
+    return [*(turn.expect for turn in case.turns), case.user.expect]
 
 
 def name_of(metric: eval_set_pb2.EvalMetric) -> str:
@@ -106,7 +113,9 @@ def _reason(case: eval_set_pb2.EvalCase, scores: Mapping[int, TurnScore]) -> str
 
 
 def name_turn(case: eval_set_pb2.EvalCase, index: int) -> str:
-    """Return what sentences call a turn: its path, and its id if it has one."""
+    """Return what sentences call a turn: its path, and its id if it has one; a conversation after its user."""
+    if index == len(case.turns) and case.HasField("user"):
+        return "user.expect"
     named = case.turns[index].id if index < len(case.turns) else ""
     return f"turns[{index}] ({named})" if named else f"turns[{index}]"
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2, input_pb2
 from bough_server.evals.reports.page import Block, Note, indent_json, render
-from bough_server.evals.reports.trees import TurnView, turn_view, usage_facts
+from bough_server.evals.reports.trees import TurnView, iter_turn_views, usage_facts
 from bough_server.evals.reports.words import (
     CHANGES,
     change_reasons,
@@ -24,6 +24,7 @@ from bough_server.evals.reports.words import (
     trial_text,
     verdict_text,
 )
+from bough_server.evals.results.verdicts import list_usages
 
 _CHANGE_STYLES: Final = {
     eval_result_pb2.CASE_CHANGE_BETTER: "passed",
@@ -188,7 +189,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
         yield Note(text=result.reason, style=style)
     if means := means_texts(found):
         yield Note(text=f"means: {' · '.join(means)}")
-    for name, usage in (("runs", found.usage), ("judges", found.judge_usage)):
+    for name, usage in zip(("runs", "judges", "simulated users"), list_usages(found), strict=True):
         if used := list(usage_facts(usage)):
             yield Note(text=f"{name}: {' · '.join(used)}")
     if found.flaky_cases:
@@ -279,7 +280,7 @@ def _trial(
         facts=facts,
         notes=notes,
         blocks=list(_question(trial.unanswered)) if trial.HasField("unanswered") else [],
-        turns=[turn_view(number, turn, trial, case) for number, turn in enumerate(trial.turns)],
+        turns=list(iter_turn_views(trial, case)),
         is_open=is_open,
     )
 

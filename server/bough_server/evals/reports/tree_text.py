@@ -5,7 +5,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals.reports.page import Block, Call, TreeNode
-from bough_server.evals.reports.trees import TurnView, turn_view
+from bough_server.evals.reports.trees import TurnView, iter_turn_views
 from bough_server.evals.reports.words import reasons_of_trial, verdict_text
 from bough_server.evals.results.gate_numbers import pluralize
 from bough_server.plain_text import escape_controls, one_line
@@ -31,8 +31,8 @@ def trees_text(case: eval_result_pb2.CaseResult, *, most_trials: int) -> str:
 
 def _trial_lines(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseResult) -> Iterator[str]:
     yield f"trial {trial.trial + 1}: {verdict_text(trial.verdict)}"
-    for number, turn in enumerate(trial.turns):
-        yield from _turn_lines(turn_view(number, turn, trial, case))
+    for turn in iter_turn_views(trial, case):
+        yield from _turn_lines(turn)
     if reasons := reasons_of_trial(trial):
         yield "differences:"
         yield from _limit([f"  - {_line(reason)}" for reason in reasons])

@@ -40,7 +40,23 @@ class TurnView:
     notes: Sequence[Note]
 
 
-def turn_view(
+def iter_turn_views(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseResult) -> Iterator[TurnView]:
+    """Yield both trees of each turn, then what is expected of a conversation with a simulated user as a whole."""
+    for number, turn in enumerate(trial.turns):
+        yield _build_turn_view(number, turn, trial, case)
+    if not trial.turns or not trial.HasField("user_finished"):
+        return
+    expect, ended = case.user.expect, "ended" if trial.user_finished else "did not end"
+    yield TurnView(
+        blocks=[Block(title="all turns", text=f"The simulated user {ended} the conversation.")],
+        expected=list(_build_expected_nodes(expect.agents, "", 0, _find_expected_marks(len(trial.turns), trial))),
+        expectations=list(expectation_blocks(expect)),
+        actual=[],
+        notes=[],
+    )
+
+
+def _build_turn_view(
     number: int,
     turn: eval_result_pb2.EvalTurnResult,
     trial: eval_result_pb2.CaseTrialResult,
@@ -53,7 +69,9 @@ def turn_view(
         notes.append(Note(text=turn.error.message, style="failed"))
     if turn.truncated:
         notes.append(Note(text="Parts of the tree or of its texts were left out.", style="anomaly"))
-    user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts)
+    user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts) or turn.user
+    if turn.user_run_id:
+        notes.append(Note(text=f"run of the simulated user {turn.user_run_id}"))
     return TurnView(
         blocks=[Block(title=f"turn {number + 1}, user", text=user)] if user else [],
         expected=list(_build_expected_nodes(asked.expect.agents, "", 0, _find_expected_marks(number, trial))),

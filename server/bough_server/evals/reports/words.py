@@ -5,6 +5,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2, execution_pb2
 from bough_server.evals.results.gate_numbers import pluralize
+from bough_server.evals.results.verdicts import list_usages
 
 STATUS: Final = {
     eval_result_pb2.VERDICT_PASSED: "passed",
@@ -173,9 +174,9 @@ def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
 
 
 def cost_text(result: eval_result_pb2.EvalResult) -> str:
-    """Return what the runs cost, and what the judges did, as far as it is known."""
+    """Return what the runs cost, and what judges and simulated users did, as far as it is known."""
     parts: list[str] = []
-    for name, usage in (("runs", result.totals.usage), ("judges", result.totals.judge_usage)):
+    for name, usage in zip(("runs", "judges", "simulated users"), list_usages(result.totals), strict=True):
         if usage.HasField("cost_nanos"):
             parts.append(f"{name} {usage.cost_nanos / 1e9:.4g} {usage.currency_code}")
     return ", ".join(parts)

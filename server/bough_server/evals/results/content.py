@@ -17,6 +17,7 @@ _IDS: Final = frozenset(
     {
         "evaluation_id",
         "run_id",
+        "user_run_id",
         "trace_id",
         "invocation_id",
         "invocation_id_before",

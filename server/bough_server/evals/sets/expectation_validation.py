@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from bough.v1 import eval_set_pb2, execution_pb2
 from bough_server.documents.yaml import suggestion
 from bough_server.evals.metrics.llm_judge import template_mistake
+from bough_server.evals.metrics.turn import list_expectations
 from bough_server.evals.sets.eval_set import metric_name
 from bough_server.log.session_state import is_path
 from bough_server.matching.values import check_answer, check_matcher, regex_problem
@@ -195,10 +196,10 @@ def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2
     A tool_trajectory without expected calls judges that there are none, and other kinds need no expectation.
     """
     match metric.WhichOneof("kind"):
-        case "agent_trajectory" if not any(turn.expect.agents for turn in case.turns):
+        case "agent_trajectory" if not any(expect.agents for expect in list_expectations(case)):
             return "agents"
-        case "run_outcome" if not any(turn.expect.HasField("run") for turn in case.turns):
+        case "run_outcome" if not any(expect.HasField("run") for expect in list_expectations(case)):
             return "run"
         case "final_response" if not metric.final_response.HasField("answer"):
-            return "" if any(turn.expect.HasField("answer") for turn in case.turns) else "answer"
+            return "" if any(expect.HasField("answer") for expect in list_expectations(case)) else "answer"
     return ""
