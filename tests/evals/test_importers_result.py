@@ -11,8 +11,8 @@ from bough.v1 import eval_result_pb2, eval_set_pb2
 from bough.v1.execution_pb2 import EXECUTION_STATE_SUCCEEDED
 from bough_server.cli.commands import command
 from bough_server.cli.eval.import_ import export, import_
-from bough_server.evals.importers.files import import_values
 from bough_server.evals.importers.trpc_result import trpc_result
+from tests.evals.trpc_files import import_values
 
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 CALL = {
@@ -271,10 +271,20 @@ def test_import_writes_a_set_and_says_what_has_no_place(tmp_path: Path) -> None:
     assert found.exit_code == 0
     eval_set = json_format.Parse(to.read_bytes(), eval_set_pb2.EvalSet())
     assert (eval_set.name, eval_set.agent, len(eval_set.cases)) == ("trace-basic", "calculator", 1)
+    source, conversation = FILES / "trace-basic.evalset.json", "evalCases[0].conversation[0]"
+    actual = "evalCases[0].actualConversation[0]"
     assert found.stderr.splitlines() == [
         "There is no metrics file: tool calls are compared exactly, in any order.",
-        "appName, userId of the session have no place: each trial has its session.",
         "No metric compares the expected answers: they are kept with the threshold 0.",
+        "Left out with no effect on runs and scores:",
+        f"  {source}:3: name",
+        f"  {source}:10: {conversation}.invocationId",
+        f"  {source}:12: {conversation}.userContent.role",
+        f"  {source}:16: {conversation}.finalResponse.role",
+        f"  {source}:42: {actual}.userContent.role",
+        f"  {source}:46: {actual}.finalResponse.role",
+        f"  {source}:69: evalCases[0].sessionInput.appName",
+        f"  {source}:70: evalCases[0].sessionInput.userId",
         f"wrote {to}: 1 case",
     ]
 

@@ -18,6 +18,8 @@ from tests.evals.trpc_files import (
     turn,
 )
 
+OBJECT = {"schema_json": '{"type":"object"}'}
+
 
 @pytest.mark.parametrize(
     ("criterion", "answer", "expected"),
@@ -27,7 +29,7 @@ from tests.evals.trpc_files import (
         ({"text": {"matchStrategy": "contains"}}, "Yes", {"contains": ["Yes"]}),
         ({"text": {"matchStrategy": "contains"}}, "", {}),
         ({"text": {"matchStrategy": "regex"}}, "Ye+s", {"regex": "Ye+s"}),
-        ({"text": {"ignore": True}}, "Yes", {}),
+        ({"text": {"ignore": True}}, None, {}),
         ({"text": {"matchStrategy": "skip", "length": {"min": 40}}}, None, {"min_characters": 40}),
         ({"text": {"matchStrategy": "skip", "length": {"max": 6}}}, None, {"max_characters": 6}),
         ({"text": {"length": {"min": 1, "max": 6}}}, "Yes", {"exact": "Yes", "min_characters": 1, "max_characters": 6}),
@@ -37,7 +39,9 @@ from tests.evals.trpc_files import (
             {"regex": "Ye+s", "max_characters": 6},
         ),
         ({"json": {"ignoreTree": {"id": True}}}, '{"a":1}', {"json": matcher({"a": 1}, "id")}),
-        ({"json": {"matchStrategy": "skip"}}, "no JSON", {"json": {}}),
+        ({"json": {"matchStrategy": "skip"}}, None, {}),
+        ({"json": {"matchStrategy": "skip", "valid": True}}, None, {"json": {}}),
+        ({"json": {"matchStrategy": "skip", "schema": {"type": "object"}}}, None, {"json": OBJECT}),
         ({"text": {"matchStrategy": "contains"}, "json": EXACT}, "7", {"contains": ["7"], "json": matcher(7)}),
         ({"text": {}}, None, {"exact": ""}),
         ({"json": {}}, None, {"exact": ""}),
@@ -70,7 +74,7 @@ def test_answers_are_compared_as_the_criterion_says(
         (
             {"llmJudge": {"judgeModel": {"modelName": "${JUDGE}"}}},
             "x",
-            "it asks a judge by its provider, address and key; llm_judge asks a configured model",
+            "no metric asks a judge as its evaluator 'a' does",
         ),
         ({}, "x", "its criterion is neither toolTrajectory nor finalResponse"),
         ({"novel": {}}, "x", "its criterion has 'novel'"),
@@ -121,8 +125,7 @@ def test_a_metric_is_of_its_evaluator_whatever_its_name() -> None:
         }
     )
     assert sentences == [
-        "The metric 'long' has 'extension', which has no place.",
-        "The metric 'short' has 'extension', which has no place.",
+        "[0].extension (2): no metric reads it",
     ]
 
 

@@ -6,7 +6,8 @@ them in different ways. What no metric compares is kept too, judged with the thr
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -17,17 +18,25 @@ from bough.v1.eval_set_pb2 import (
     EvalSet,
     EvalTurn,
     ExpectedAnswer,
+    ExpectedStateValue,
     ExpectedTool,
     FinalResponseMetric,
+    RunOutcomeMetric,
     ToolMocks,
     ToolTrajectoryMetric,
-    TrajectoryMode,
 )
 from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.errors import ConfigurationError
-from bough_server.evals.importers.conversations import Exchange, ImportedCall
+from bough_server.evals.importers.conversations import Exchange
+from bough_server.evals.importers.metrics import (
+    AsksJudge,
+    ComparesAnswers,
+    ComparesTools,
+    ImportedMetric,
+    NoCounterpart,
+)
 from bough_server.evals.importers.unplaced import build_unplaced_metric
-from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json
+from bough_server.evals.importers.values import JsonObject, Notes, as_json
 from bough_server.log.session_state import is_key
 
 _Expected = TypeVar("_Expected")
@@ -35,38 +44,6 @@ _Expected = TypeVar("_Expected")
 MAX_ID: Final = 256
 _MAX_NAME: Final = 128
 _MAX_DESCRIPTION: Final = 4096
-
-
-class NoCounterpart(Exception):
-    """A metric, or how it compares something, that has no counterpart; the message says what it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparesTools:
-    """A metric that compares tool calls."""
-
-    mode: TrajectoryMode.ValueType
-    expected: Callable[[ImportedCall], ExpectedTool]
-    """The expected call of an imported one. Raises NoCounterpart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparesAnswers:
-    """A metric that compares answers."""
-
-    expected: Callable[[str | None], ExpectedAnswer]
-    """The expected answer of an imported one. Raises NoCounterpart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedMetric:
-    """A metric of another tool, and what it compares; a text says why it has no counterpart."""
-
-    name: str
-    threshold: float | None
-    compares: ComparesTools | ComparesAnswers | str
-    config: JsonValue = None
-    """The metric as the file has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +55,8 @@ class ImportedCase:
     metrics: Sequence[ImportedMetric]
     state_json: str = ""
     mocks: ToolMocks | None = None
+    final_state: Sequence[ExpectedStateValue] = ()
+    """What the last turn leaves in the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +64,8 @@ class ImportedSet:
     """A set of another tool, named as the prefix of its metrics: "trpc" or "adk"."""
 
     tool: str
+    path: str
+    """The file."""
     name: str
     cases: Sequence[ImportedCase]
     description: str = ""
@@ -102,7 +83,7 @@ def assemble(source: ImportedSet, notes: Notes) -> EvalSet:
     kept = [case for case in named if _has_turns(case, notes)]
     if not kept:
         why = " ".join(notes.about_cases)
-        raise ConfigurationError(f"The set has no case that can be imported. {why}".strip())
+        raise ConfigurationError(f"{source.path}: The set has no case that can be imported. {why}".strip())
     eval_set = EvalSet(name=eval_set_name(source.name), description=source.description[:_MAX_DESCRIPTION])
     eval_set.cases.extend(_Placement(source=source, case=case, notes=notes).build_case() for case in kept)
     _share_metrics(eval_set)
@@ -115,17 +96,15 @@ def eval_set_name(text: str) -> str:
     return name if re.match(r"[A-Za-z]", name) else f"set-{name}"[:_MAX_NAME].rstrip("-")
 
 
-def session_state(source: JsonObject | None, case_id: str, notes: Notes) -> str:
-    """Return the state that a session begins with as JSON; empty for none. Raises ConfigurationError."""
+def session_state(source: JsonObject | None) -> str:
+    """Return the state that a session begins with as JSON; empty for none. Raises ConfigurationError.
+
+    What is not a key of a session's state stays unread.
+    """
     if source is None:
         return ""
-    if unread := source.unknown("state"):
-        notes.add(f"{', '.join(sorted(unread))} of the session have no place: each trial has its session.")
     state = source.child("state")
-    members = dict(state.members) if state is not None else {}
-    for name in [name for name in members if not is_key(name)]:
-        notes.add(f"The key {name[:40]!r} of the session's state was left out: it is not a key here.", case_id)
-        del members[name]
+    members = {} if state is None else {key: state.take(key) for key in state if is_key(key)}
     return as_json(members) if members else ""
 
 
@@ -138,9 +117,12 @@ class _Placement:
     notes: Notes
     _tools: Sequence[Sequence[ExpectedTool]] | None = None
     _answers: Sequence[ExpectedAnswer | None] | None = None
+    _scores_answers: bool = False
+    """Whether a metric scores the answers that the turns expect."""
     _metrics: list[EvalMetric] = field(default_factory=list)
 
     def build_case(self) -> EvalCase:
+        self._choose_answers()
         names = _unique([_metric_name(metric.name) for metric in self.case.metrics], _MAX_NAME)
         for name, metric in zip(names, self.case.metrics, strict=True):
             try:
@@ -165,16 +147,58 @@ class _Placement:
                 elif calls != self._tools:
                     wanted.tools.extend(_require_one_turn(calls))
                 return EvalMetric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
-            case ComparesAnswers(expected=expected_answer):
-                answers = [expected_answer(turn.answer) for turn in turns]
-                judged = FinalResponseMetric()
-                if self._answers is None:
-                    self._answers = answers
-                elif answers != self._answers:
-                    judged.answer.CopyFrom(_require_one_turn(answers))
-                return EvalMetric(name=name, threshold=metric.threshold, final_response=judged)
+            case ComparesAnswers() as compares:
+                return self._build_answer_metric(name, metric, compares)
+            case AsksJudge() as judge:
+                return EvalMetric(name=name, threshold=metric.threshold, llm_judge=judge.build())
             case str(reason):
                 raise NoCounterpart(reason)
+
+    def _choose_answers(self) -> None:
+        """Choose the answers that the turns expect: those that a metric compares with the file's, else the file's.
+
+        A metric that only bounds the answers of several turns has no other place for that.
+        """
+        compared = [metric.compares for metric in self.case.metrics if isinstance(metric.compares, ComparesAnswers)]
+        judges = [metric.compares for metric in self.case.metrics if isinstance(metric.compares, AsksJudge)]
+        read = self._expect_answers(compares for compares in compared if compares.reads_answer)
+        bounds = self._expect_answers(compares for compares in compared if not compares.reads_answer)
+        if read is not None:
+            self._answers = read
+        elif not any(turn.answer for turn in self.case.turns):
+            self._answers = bounds
+        elif (
+            len(self.case.turns) == 1
+            or not any(answer.ListFields() for answer in bounds or ())
+            or any(judge.reads_answer for judge in judges)
+        ):
+            self._answers = [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in self.case.turns]
+        else:
+            self._answers = bounds
+            self.notes.add(
+                "The expected answers were left out: a metric bounds the answers of several turns instead.",
+                self.case.id,
+            )
+
+    def _expect_answers(self, metrics: Iterable[ComparesAnswers]) -> Sequence[ExpectedAnswer] | None:
+        """Return what the first of the metrics that has a counterpart expects; None if there is none."""
+        for compares in metrics:
+            with suppress(NoCounterpart):
+                return [compares.expected(turn.answer) for turn in self.case.turns]
+        return None
+
+    def _build_answer_metric(self, name: str, metric: ImportedMetric, compares: ComparesAnswers) -> EvalMetric:
+        answers = [compares.expected(turn.answer) for turn in self.case.turns]
+        built = EvalMetric(name=name, threshold=metric.threshold, final_response=FinalResponseMetric())
+        if answers == self._answers:
+            self._scores_answers = True
+        elif not any(answer.ListFields() for answer in answers):
+            self._scores_answers = True
+            built.threshold = 0
+            self.notes.add(f"The metric {metric.name!r} compares nothing: it is kept with the threshold 0.")
+        else:
+            built.final_response.answer.CopyFrom(_require_one_turn(answers))
+        return built
 
     def _build_unplaced_metric(self, name: str, metric: ImportedMetric, why: str) -> EvalMetric:
         self.notes.add(
@@ -201,11 +225,14 @@ class _Placement:
                 EvalMetric(name=_free_name("expected_tools", taken), threshold=0, tool_trajectory=trajectory)
             )
             self.notes.add("No metric compares the expected tool calls: they are kept with the threshold 0.")
-        if self._answers is None and any(turn.answer for turn in turns):
-            self._answers = [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in turns]
+        if not self._scores_answers and any(answer is not None for answer in self._answers or ()):
             name = _free_name("expected_answer", taken)
             self._metrics.append(EvalMetric(name=name, threshold=0, final_response=FinalResponseMetric()))
             self.notes.add("No metric compares the expected answers: they are kept with the threshold 0.")
+        if self.case.final_state:
+            name = _free_name("final_session_state", taken)
+            self._metrics.append(EvalMetric(name=name, threshold=0, run_outcome=RunOutcomeMetric()))
+            self.notes.add("No metric compares the final state of sessions: it is kept with the threshold 0.")
 
     def _build_turn(self, index: int, turn: Exchange) -> EvalTurn:
         made = _build_user_turn(turn)
@@ -214,6 +241,8 @@ class _Placement:
             made.expect.tools.extend(self._tools[index])
         if self._answers is not None and (answer := self._answers[index]) is not None:
             made.expect.answer.CopyFrom(answer)
+        if self.case.final_state and index == len(self.case.turns) - 1:
+            made.expect.run.session_state.extend(self.case.final_state)
         return made
 
 
