@@ -86,8 +86,8 @@ def test_a_mock_that_a_model_answers_makes_the_case_not_scored_and_its_tool_does
 def test_turns_that_mock_a_tool_in_different_ways_make_the_case_not_scored() -> None:
     _, sentences = mocks_of(mocked({"name": "now", "result": 1}), mocked({"name": "now", "result": 2}))
     assert sentences == [
-        "The metric 'toolMock' has no counterpart: its turns mock the tool 'now' in different ways, and mocks hold for a "
-        "case. Its cases are not scored until it is removed. (Case 'one'.)"
+        "The metric 'toolMock' has no counterpart: its turns mock the tool 'now' in different ways, and mocks hold for "
+        "a case. Its cases are not scored until it is removed. (Case 'one'.)"
     ]
 
 
