@@ -234,8 +234,10 @@ def _regex(pattern: str) -> str:
 def _find_ignored_paths(tree: Mapping[str, JsonValue]) -> Iterator[tuple[str, ...]]:
     """Yield the paths to what a tree says to ignore. Raises NoCounterpart for names that a path cannot have."""
     for name, value in tree.items():
-        if value is not True and not isinstance(value, dict):
+        if value is False or value is None:
             continue
+        if value is not True and not isinstance(value, dict):
+            raise NoCounterpart(f"its ignoreTree has {value!r} for {name!r}, which is neither a boolean nor an object")
         if not name or "." in name or name == "*":
             raise NoCounterpart(f"its ignoreTree has the name {name!r}")
         if isinstance(value, dict):
