@@ -354,8 +354,8 @@ type EvalCase struct {
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	// Labels, for reports and for the filter of ListCaseResults; see RunRequest.labels.
 	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The turns of the conversation, at least one: each is a run, all in one session that only this trial has. After a
-	// turn that fails the later ones are not run.
+	// The turns of the conversation, at least one unless `user` is set: each is a run, all in one session that only this trial has.
+	// After a turn that fails the later ones are not run. With `user` they open the conversation.
 	Turns []*EvalTurn `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
 	// The values that the session begins with, as one JSON object; empty for none.
 	SessionStateJson string `protobuf:"bytes,5,opt,name=session_state_json,json=sessionStateJson,proto3" json:"session_state_json,omitempty"`
@@ -372,7 +372,9 @@ type EvalCase struct {
 	// How many trials the case has; absent for the set's default.
 	Trials *int32 `protobuf:"varint,10,opt,name=trials,proto3,oneof" json:"trials,omitempty"`
 	// How long one run of an agent may take; unset for the set's default.
-	Timeout       *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user that says what `turns` has.
+	User          *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -484,6 +486,133 @@ func (x *EvalCase) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+func (x *EvalCase) GetUser() *SimulatedUser {
+	if x != nil {
+		return x.User
+	}
+	return nil
+}
+
+// A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
+//
+// An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
+// timeout. The model sees this message and what was said, never tools, trees or expectations. It answers {"message": TEXT, "done": BOOLEAN};
+// with `done` the conversation is over and the message is not sent. An answer that is no such object, or has neither, a run that fails,
+// and a prompt of more than 250 KiB in all make the trial not scored.
+//
+// The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has to be
+// true in the end.
+type SimulatedUser struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who the user is and how they speak, for the model; empty for nobody in particular.
+	Persona string `protobuf:"bytes,1,opt,name=persona,proto3" json:"persona,omitempty"`
+	// What the user wants. Required if `plan` is empty.
+	Goal string `protobuf:"bytes,2,opt,name=goal,proto3" json:"goal,omitempty"`
+	// How the user goes about it, step by step; empty for as the model likes. ADK's conversation_plan.
+	Plan string `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`
+	// The configured name of the model that plays the user. Unknown: INVALID_ARGUMENT.
+	Model string `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	// How many turns the conversation has at most, those of EvalCase.turns included, and more than they are. Default: 10.
+	MaxTurns *int32 `protobuf:"varint,5,opt,name=max_turns,json=maxTurns,proto3,oneof" json:"max_turns,omitempty"`
+	// When the user ends the conversation, in words; empty for when they have what they want or cannot get it.
+	StopWhen string `protobuf:"bytes,6,opt,name=stop_when,json=stopWhen,proto3" json:"stop_when,omitempty"`
+	// What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
+	// `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds after it,
+	// and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is one root with
+	// all that it called. Scored by the metrics of the case as one turn more.
+	Expect *EvalExpectation `protobuf:"bytes,7,opt,name=expect,proto3" json:"expect,omitempty"`
+	// Parameters of the user's model calls.
+	Settings      *ModelSettings `protobuf:"bytes,8,opt,name=settings,proto3" json:"settings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SimulatedUser) Reset() {
+	*x = SimulatedUser{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SimulatedUser) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SimulatedUser) ProtoMessage() {}
+
+func (x *SimulatedUser) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SimulatedUser.ProtoReflect.Descriptor instead.
+func (*SimulatedUser) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SimulatedUser) GetPersona() string {
+	if x != nil {
+		return x.Persona
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetGoal() string {
+	if x != nil {
+		return x.Goal
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetPlan() string {
+	if x != nil {
+		return x.Plan
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetMaxTurns() int32 {
+	if x != nil && x.MaxTurns != nil {
+		return *x.MaxTurns
+	}
+	return 0
+}
+
+func (x *SimulatedUser) GetStopWhen() string {
+	if x != nil {
+		return x.StopWhen
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetExpect() *EvalExpectation {
+	if x != nil {
+		return x.Expect
+	}
+	return nil
+}
+
+func (x *SimulatedUser) GetSettings() *ModelSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
 // What the user says once, and what is expected of the run that answers.
 type EvalTurn struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -504,7 +633,7 @@ type EvalTurn struct {
 
 func (x *EvalTurn) Reset() {
 	*x = EvalTurn{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +645,7 @@ func (x *EvalTurn) String() string {
 func (*EvalTurn) ProtoMessage() {}
 
 func (x *EvalTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +658,7 @@ func (x *EvalTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurn.ProtoReflect.Descriptor instead.
 func (*EvalTurn) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EvalTurn) GetUser() string {
@@ -585,7 +714,7 @@ type EvalExpectation struct {
 
 func (x *EvalExpectation) Reset() {
 	*x = EvalExpectation{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +726,7 @@ func (x *EvalExpectation) String() string {
 func (*EvalExpectation) ProtoMessage() {}
 
 func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +739,7 @@ func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalExpectation.ProtoReflect.Descriptor instead.
 func (*EvalExpectation) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EvalExpectation) GetAnswer() *ExpectedAnswer {
@@ -661,7 +790,7 @@ type ExpectedRun struct {
 
 func (x *ExpectedRun) Reset() {
 	*x = ExpectedRun{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +802,7 @@ func (x *ExpectedRun) String() string {
 func (*ExpectedRun) ProtoMessage() {}
 
 func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +815,7 @@ func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedRun.ProtoReflect.Descriptor instead.
 func (*ExpectedRun) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ExpectedRun) GetState() ExecutionState {
@@ -739,7 +868,7 @@ type ExpectedStateValue struct {
 
 func (x *ExpectedStateValue) Reset() {
 	*x = ExpectedStateValue{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +880,7 @@ func (x *ExpectedStateValue) String() string {
 func (*ExpectedStateValue) ProtoMessage() {}
 
 func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +893,7 @@ func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedStateValue.ProtoReflect.Descriptor instead.
 func (*ExpectedStateValue) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExpectedStateValue) GetPath() string {
@@ -801,7 +930,7 @@ type ExpectedHandoff struct {
 
 func (x *ExpectedHandoff) Reset() {
 	*x = ExpectedHandoff{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +942,7 @@ func (x *ExpectedHandoff) String() string {
 func (*ExpectedHandoff) ProtoMessage() {}
 
 func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +955,7 @@ func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedHandoff.ProtoReflect.Descriptor instead.
 func (*ExpectedHandoff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExpectedHandoff) GetFromAgent() string {
@@ -868,7 +997,7 @@ type ExpectedAnswer struct {
 
 func (x *ExpectedAnswer) Reset() {
 	*x = ExpectedAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1009,7 @@ func (x *ExpectedAnswer) String() string {
 func (*ExpectedAnswer) ProtoMessage() {}
 
 func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1022,7 @@ func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAnswer.ProtoReflect.Descriptor instead.
 func (*ExpectedAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExpectedAnswer) GetExact() string {
@@ -975,7 +1104,7 @@ type ValueMatcher struct {
 
 func (x *ValueMatcher) Reset() {
 	*x = ValueMatcher{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1116,7 @@ func (x *ValueMatcher) String() string {
 func (*ValueMatcher) ProtoMessage() {}
 
 func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1129,7 @@ func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueMatcher.ProtoReflect.Descriptor instead.
 func (*ValueMatcher) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ValueMatcher) GetExpected() isValueMatcher_Expected {
@@ -1118,7 +1247,7 @@ type ExpectedTool struct {
 
 func (x *ExpectedTool) Reset() {
 	*x = ExpectedTool{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1259,7 @@ func (x *ExpectedTool) String() string {
 func (*ExpectedTool) ProtoMessage() {}
 
 func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1272,7 @@ func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedTool.ProtoReflect.Descriptor instead.
 func (*ExpectedTool) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExpectedTool) GetName() string {
@@ -1215,7 +1344,7 @@ type EvalRepeat struct {
 
 func (x *EvalRepeat) Reset() {
 	*x = EvalRepeat{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1356,7 @@ func (x *EvalRepeat) String() string {
 func (*EvalRepeat) ProtoMessage() {}
 
 func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1369,7 @@ func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalRepeat.ProtoReflect.Descriptor instead.
 func (*EvalRepeat) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EvalRepeat) GetMin() int32 {
@@ -1288,7 +1417,7 @@ type ExpectedAgent struct {
 
 func (x *ExpectedAgent) Reset() {
 	*x = ExpectedAgent{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1429,7 @@ func (x *ExpectedAgent) String() string {
 func (*ExpectedAgent) ProtoMessage() {}
 
 func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1442,7 @@ func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAgent.ProtoReflect.Descriptor instead.
 func (*ExpectedAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExpectedAgent) GetName() string {
@@ -1408,7 +1537,7 @@ type EvalOrigin struct {
 
 func (x *EvalOrigin) Reset() {
 	*x = EvalOrigin{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1549,7 @@ func (x *EvalOrigin) String() string {
 func (*EvalOrigin) ProtoMessage() {}
 
 func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1562,7 @@ func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalOrigin.ProtoReflect.Descriptor instead.
 func (*EvalOrigin) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvalOrigin) GetRunId() string {
@@ -1479,7 +1608,7 @@ type ToolMocks struct {
 
 func (x *ToolMocks) Reset() {
 	*x = ToolMocks{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1620,7 @@ func (x *ToolMocks) String() string {
 func (*ToolMocks) ProtoMessage() {}
 
 func (x *ToolMocks) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1633,7 @@ func (x *ToolMocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMocks.ProtoReflect.Descriptor instead.
 func (*ToolMocks) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ToolMocks) GetTools() []*ToolMock {
@@ -1560,7 +1689,7 @@ type AgentMock struct {
 
 func (x *AgentMock) Reset() {
 	*x = AgentMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1701,7 @@ func (x *AgentMock) String() string {
 func (*AgentMock) ProtoMessage() {}
 
 func (x *AgentMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1714,7 @@ func (x *AgentMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMock.ProtoReflect.Descriptor instead.
 func (*AgentMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AgentMock) GetAgent() string {
@@ -1700,7 +1829,7 @@ type ToolMock struct {
 
 func (x *ToolMock) Reset() {
 	*x = ToolMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +1841,7 @@ func (x *ToolMock) String() string {
 func (*ToolMock) ProtoMessage() {}
 
 func (x *ToolMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +1854,7 @@ func (x *ToolMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMock.ProtoReflect.Descriptor instead.
 func (*ToolMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ToolMock) GetName() string {
@@ -1826,7 +1955,7 @@ type EvalAnswer struct {
 
 func (x *EvalAnswer) Reset() {
 	*x = EvalAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1967,7 @@ func (x *EvalAnswer) String() string {
 func (*EvalAnswer) ProtoMessage() {}
 
 func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1980,7 @@ func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAnswer.ProtoReflect.Descriptor instead.
 func (*EvalAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EvalAnswer) GetAgent() string {
@@ -1989,7 +2118,7 @@ type EvalMetric struct {
 
 func (x *EvalMetric) Reset() {
 	*x = EvalMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2130,7 @@ func (x *EvalMetric) String() string {
 func (*EvalMetric) ProtoMessage() {}
 
 func (x *EvalMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2143,7 @@ func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
 func (*EvalMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EvalMetric) GetName() string {
@@ -2164,7 +2293,7 @@ type RunOutcomeMetric struct {
 
 func (x *RunOutcomeMetric) Reset() {
 	*x = RunOutcomeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2305,7 @@ func (x *RunOutcomeMetric) String() string {
 func (*RunOutcomeMetric) ProtoMessage() {}
 
 func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2318,7 @@ func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutcomeMetric.ProtoReflect.Descriptor instead.
 func (*RunOutcomeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
 }
 
 // Kinds of agents.
@@ -2203,7 +2332,7 @@ type AgentKinds struct {
 
 func (x *AgentKinds) Reset() {
 	*x = AgentKinds{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2344,7 @@ func (x *AgentKinds) String() string {
 func (*AgentKinds) ProtoMessage() {}
 
 func (x *AgentKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2357,7 @@ func (x *AgentKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKinds.ProtoReflect.Descriptor instead.
 func (*AgentKinds) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AgentKinds) GetKinds() []AgentKind {
@@ -2256,7 +2385,7 @@ type AgentTrajectoryMetric struct {
 
 func (x *AgentTrajectoryMetric) Reset() {
 	*x = AgentTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2268,7 +2397,7 @@ func (x *AgentTrajectoryMetric) String() string {
 func (*AgentTrajectoryMetric) ProtoMessage() {}
 
 func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2281,7 +2410,7 @@ func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*AgentTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AgentTrajectoryMetric) GetTransparent() *AgentKinds {
@@ -2322,7 +2451,7 @@ type ToolTrajectoryMetric struct {
 
 func (x *ToolTrajectoryMetric) Reset() {
 	*x = ToolTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2334,7 +2463,7 @@ func (x *ToolTrajectoryMetric) String() string {
 func (*ToolTrajectoryMetric) ProtoMessage() {}
 
 func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2347,7 +2476,7 @@ func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*ToolTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ToolTrajectoryMetric) GetMode() TrajectoryMode {
@@ -2385,7 +2514,7 @@ type FinalResponseMetric struct {
 
 func (x *FinalResponseMetric) Reset() {
 	*x = FinalResponseMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2526,7 @@ func (x *FinalResponseMetric) String() string {
 func (*FinalResponseMetric) ProtoMessage() {}
 
 func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2539,7 @@ func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalResponseMetric.ProtoReflect.Descriptor instead.
 func (*FinalResponseMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FinalResponseMetric) GetAgent() string {
@@ -2446,7 +2575,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2587,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2600,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -2508,7 +2637,7 @@ type JudgeRubric struct {
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +2649,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +2662,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -2578,7 +2707,7 @@ type LlmJudgeMetric struct {
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2590,7 +2719,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2603,7 +2732,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -2663,7 +2792,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +2804,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +2817,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -2720,7 +2849,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n" +
 	"\ametrics\x18\x02 \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\t\n" +
-	"\a_trials\"\x9d\x04\n" +
+	"\a_trials\"\xca\x04\n" +
 	"\bEvalCase\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x126\n" +
@@ -2733,11 +2862,23 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\ametrics\x18\t \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x12\x1b\n" +
 	"\x06trials\x18\n" +
 	" \x01(\x05H\x00R\x06trials\x88\x01\x01\x123\n" +
-	"\atimeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\atimeout\x1a9\n" +
+	"\atimeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12+\n" +
+	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
-	"\a_trials\"\xc2\x01\n" +
+	"\a_trials\"\x9c\x02\n" +
+	"\rSimulatedUser\x12\x18\n" +
+	"\apersona\x18\x01 \x01(\tR\apersona\x12\x12\n" +
+	"\x04goal\x18\x02 \x01(\tR\x04goal\x12\x12\n" +
+	"\x04plan\x18\x03 \x01(\tR\x04plan\x12\x14\n" +
+	"\x05model\x18\x04 \x01(\tR\x05model\x12 \n" +
+	"\tmax_turns\x18\x05 \x01(\x05H\x00R\bmaxTurns\x88\x01\x01\x12\x1b\n" +
+	"\tstop_when\x18\x06 \x01(\tR\bstopWhen\x121\n" +
+	"\x06expect\x18\a \x01(\v2\x19.bough.v1.EvalExpectationR\x06expect\x123\n" +
+	"\bsettings\x18\b \x01(\v2\x17.bough.v1.ModelSettingsR\bsettingsB\f\n" +
+	"\n" +
+	"_max_turns\"\xc2\x01\n" +
 	"\bEvalTurn\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12'\n" +
 	"\x05input\x18\x02 \x01(\v2\x11.bough.v1.MessageR\x05input\x121\n" +
@@ -2947,7 +3088,7 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
@@ -2955,114 +3096,118 @@ var file_bough_v1_eval_set_proto_goTypes = []any{
 	(*EvalSet)(nil),               // 3: bough.v1.EvalSet
 	(*EvalDefaults)(nil),          // 4: bough.v1.EvalDefaults
 	(*EvalCase)(nil),              // 5: bough.v1.EvalCase
-	(*EvalTurn)(nil),              // 6: bough.v1.EvalTurn
-	(*EvalExpectation)(nil),       // 7: bough.v1.EvalExpectation
-	(*ExpectedRun)(nil),           // 8: bough.v1.ExpectedRun
-	(*ExpectedStateValue)(nil),    // 9: bough.v1.ExpectedStateValue
-	(*ExpectedHandoff)(nil),       // 10: bough.v1.ExpectedHandoff
-	(*ExpectedAnswer)(nil),        // 11: bough.v1.ExpectedAnswer
-	(*ValueMatcher)(nil),          // 12: bough.v1.ValueMatcher
-	(*ExpectedTool)(nil),          // 13: bough.v1.ExpectedTool
-	(*EvalRepeat)(nil),            // 14: bough.v1.EvalRepeat
-	(*ExpectedAgent)(nil),         // 15: bough.v1.ExpectedAgent
-	(*EvalOrigin)(nil),            // 16: bough.v1.EvalOrigin
-	(*ToolMocks)(nil),             // 17: bough.v1.ToolMocks
-	(*AgentMock)(nil),             // 18: bough.v1.AgentMock
-	(*ToolMock)(nil),              // 19: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 20: bough.v1.EvalAnswer
-	(*EvalMetric)(nil),            // 21: bough.v1.EvalMetric
-	(*RunOutcomeMetric)(nil),      // 22: bough.v1.RunOutcomeMetric
-	(*AgentKinds)(nil),            // 23: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 24: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 25: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 26: bough.v1.FinalResponseMetric
-	(*BudgetMetric)(nil),          // 27: bough.v1.BudgetMetric
-	(*JudgeRubric)(nil),           // 28: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 29: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 30: bough.v1.CustomMetric
-	nil,                           // 31: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
-	(*Message)(nil),               // 33: bough.v1.Message
-	(*InvocationSource)(nil),      // 34: bough.v1.InvocationSource
-	(ExecutionState)(0),           // 35: bough.v1.ExecutionState
-	(ErrorReason)(0),              // 36: bough.v1.ErrorReason
-	(*ForkChanges)(nil),           // 37: bough.v1.ForkChanges
-	(*AgentError)(nil),            // 38: bough.v1.AgentError
-	(*ToolOutcome)(nil),           // 39: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 40: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 41: bough.v1.AgentKind
-	(*Limits)(nil),                // 42: bough.v1.Limits
-	(*ModelSettings)(nil),         // 43: bough.v1.ModelSettings
+	(*SimulatedUser)(nil),         // 6: bough.v1.SimulatedUser
+	(*EvalTurn)(nil),              // 7: bough.v1.EvalTurn
+	(*EvalExpectation)(nil),       // 8: bough.v1.EvalExpectation
+	(*ExpectedRun)(nil),           // 9: bough.v1.ExpectedRun
+	(*ExpectedStateValue)(nil),    // 10: bough.v1.ExpectedStateValue
+	(*ExpectedHandoff)(nil),       // 11: bough.v1.ExpectedHandoff
+	(*ExpectedAnswer)(nil),        // 12: bough.v1.ExpectedAnswer
+	(*ValueMatcher)(nil),          // 13: bough.v1.ValueMatcher
+	(*ExpectedTool)(nil),          // 14: bough.v1.ExpectedTool
+	(*EvalRepeat)(nil),            // 15: bough.v1.EvalRepeat
+	(*ExpectedAgent)(nil),         // 16: bough.v1.ExpectedAgent
+	(*EvalOrigin)(nil),            // 17: bough.v1.EvalOrigin
+	(*ToolMocks)(nil),             // 18: bough.v1.ToolMocks
+	(*AgentMock)(nil),             // 19: bough.v1.AgentMock
+	(*ToolMock)(nil),              // 20: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 21: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 22: bough.v1.EvalMetric
+	(*RunOutcomeMetric)(nil),      // 23: bough.v1.RunOutcomeMetric
+	(*AgentKinds)(nil),            // 24: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 25: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 26: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 27: bough.v1.FinalResponseMetric
+	(*BudgetMetric)(nil),          // 28: bough.v1.BudgetMetric
+	(*JudgeRubric)(nil),           // 29: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 30: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 31: bough.v1.CustomMetric
+	nil,                           // 32: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
+	(*ModelSettings)(nil),         // 34: bough.v1.ModelSettings
+	(*Message)(nil),               // 35: bough.v1.Message
+	(*InvocationSource)(nil),      // 36: bough.v1.InvocationSource
+	(ExecutionState)(0),           // 37: bough.v1.ExecutionState
+	(ErrorReason)(0),              // 38: bough.v1.ErrorReason
+	(*ForkChanges)(nil),           // 39: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 40: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 41: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 42: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 43: bough.v1.AgentKind
+	(*Limits)(nil),                // 44: bough.v1.Limits
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
 	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
 	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	21, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	32, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	31, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
-	6,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
-	16, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
-	17, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	20, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	21, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	32, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	33, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
-	7,  // 12: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	34, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
-	11, // 14: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
-	13, // 15: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
-	15, // 16: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
-	8,  // 17: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
-	35, // 18: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
-	36, // 19: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
-	9,  // 20: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
-	10, // 21: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
-	2,  // 22: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
-	12, // 23: bough.v1.ExpectedStateValue.match:type_name -> bough.v1.ValueMatcher
-	12, // 24: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
-	12, // 25: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
-	12, // 26: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	35, // 27: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
-	14, // 28: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
-	15, // 29: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
-	0,  // 30: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
-	1,  // 31: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
-	13, // 32: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
-	2,  // 33: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	35, // 34: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
-	12, // 35: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
-	37, // 36: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	19, // 37: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	18, // 38: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
-	12, // 39: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
-	33, // 40: bough.v1.AgentMock.message:type_name -> bough.v1.Message
-	38, // 41: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
-	12, // 42: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	39, // 43: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	40, // 44: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	39, // 45: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	24, // 46: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	25, // 47: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	26, // 48: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	27, // 49: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	29, // 50: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	30, // 51: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
-	22, // 52: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
-	41, // 53: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	23, // 54: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 55: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 56: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 57: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	13, // 58: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	11, // 59: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	42, // 60: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	28, // 61: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	43, // 62: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	63, // [63:63] is the sub-list for method output_type
-	63, // [63:63] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	22, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	33, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	32, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	7,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
+	17, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
+	18, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
+	21, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	22, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	33, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	6,  // 11: bough.v1.EvalCase.user:type_name -> bough.v1.SimulatedUser
+	8,  // 12: bough.v1.SimulatedUser.expect:type_name -> bough.v1.EvalExpectation
+	34, // 13: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
+	35, // 14: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	8,  // 15: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
+	36, // 16: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	12, // 17: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
+	14, // 18: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
+	16, // 19: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
+	9,  // 20: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
+	37, // 21: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
+	38, // 22: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
+	10, // 23: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
+	11, // 24: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
+	2,  // 25: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
+	13, // 26: bough.v1.ExpectedStateValue.match:type_name -> bough.v1.ValueMatcher
+	13, // 27: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
+	13, // 28: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
+	13, // 29: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
+	37, // 30: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
+	15, // 31: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
+	16, // 32: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
+	0,  // 33: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
+	1,  // 34: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
+	14, // 35: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
+	2,  // 36: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
+	37, // 37: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
+	13, // 38: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
+	39, // 39: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	20, // 40: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	19, // 41: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
+	13, // 42: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
+	35, // 43: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	40, // 44: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	13, // 45: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	41, // 46: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	42, // 47: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	41, // 48: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	25, // 49: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	26, // 50: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	27, // 51: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	28, // 52: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	30, // 53: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	31, // 54: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	23, // 55: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
+	43, // 56: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	24, // 57: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 58: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 59: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 60: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	14, // 61: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	12, // 62: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	44, // 63: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	29, // 64: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	34, // 65: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	66, // [66:66] is the sub-list for method output_type
+	66, // [66:66] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -3080,33 +3225,34 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_policy_proto_init()
 	file_bough_v1_eval_set_proto_msgTypes[1].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[2].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[8].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[3].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{
 		(*ValueMatcher_EqualsJson)(nil),
 		(*ValueMatcher_SubsetJson)(nil),
 		(*ValueMatcher_Regex)(nil),
 		(*ValueMatcher_SchemaJson)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
 		(*AgentMock_Message)(nil),
 		(*AgentMock_Error)(nil),
 		(*AgentMock_Text)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
 		(*EvalAnswer_Approval)(nil),
 		(*EvalAnswer_ValueJson)(nil),
 		(*EvalAnswer_ToolOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{
 		(*EvalMetric_AgentTrajectory)(nil),
 		(*EvalMetric_ToolTrajectory)(nil),
 		(*EvalMetric_FinalResponse)(nil),
@@ -3115,15 +3261,15 @@ func file_bough_v1_eval_set_proto_init() {
 		(*EvalMetric_Custom)(nil),
 		(*EvalMetric_RunOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[24].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[26].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[25].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -232,6 +232,7 @@ class EvalCase(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The id, unique in the set."""
     description: _builtins.str
@@ -246,8 +247,8 @@ class EvalCase(_message.Message):
 
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalTurn]:
-        """The turns of the conversation, at least one: each is a run, all in one session that only this trial has. After a
-        turn that fails the later ones are not run.
+        """The turns of the conversation, at least one unless `user` is set: each is a run, all in one session that only this trial has.
+        After a turn that fails the later ones are not run. With `user` they open the conversation.
         """
 
     @_builtins.property
@@ -273,6 +274,10 @@ class EvalCase(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """How long one run of an agent may take; unset for the set's default."""
 
+    @_builtins.property
+    def user(self) -> Global___SimulatedUser:
+        """A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user that says what `turns` has."""
+
     def __init__(
         self,
         *,
@@ -287,16 +292,86 @@ class EvalCase(_message.Message):
         metrics: _abc.Iterable[Global___EvalMetric] | None = ...,
         trials: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        user: Global___SimulatedUser | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "mocks", b"mocks", "origin", b"origin", "timeout", b"timeout", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "mocks", b"mocks", "origin", b"origin", "timeout", b"timeout", "trials", b"trials", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "answers", b"answers", "description", b"description", "id", b"id", "labels", b"labels", "metrics", b"metrics", "mocks", b"mocks", "origin", b"origin", "session_state_json", b"session_state_json", "timeout", b"timeout", "trials", b"trials", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "answers", b"answers", "description", b"description", "id", b"id", "labels", b"labels", "metrics", b"metrics", "mocks", b"mocks", "origin", b"origin", "session_state_json", b"session_state_json", "timeout", b"timeout", "trials", b"trials", "turns", b"turns", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trials) -> _WhichOneofReturnType__trials | None: ...
 
 Global___EvalCase: _TypeAlias = EvalCase  # noqa: Y015
+
+@_typing.final
+class SimulatedUser(_message.Message):
+    """A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
+
+    An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
+    timeout. The model sees this message and what was said, never tools, trees or expectations. It answers {"message": TEXT, "done": BOOLEAN};
+    with `done` the conversation is over and the message is not sent. An answer that is no such object, or has neither, a run that fails,
+    and a prompt of more than 250 KiB in all make the trial not scored.
+
+    The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has to be
+    true in the end.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PERSONA_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MAX_TURNS_FIELD_NUMBER: _builtins.int
+    STOP_WHEN_FIELD_NUMBER: _builtins.int
+    EXPECT_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    persona: _builtins.str
+    """Who the user is and how they speak, for the model; empty for nobody in particular."""
+    goal: _builtins.str
+    """What the user wants. Required if `plan` is empty."""
+    plan: _builtins.str
+    """How the user goes about it, step by step; empty for as the model likes. ADK's conversation_plan."""
+    model: _builtins.str
+    """The configured name of the model that plays the user. Unknown: INVALID_ARGUMENT."""
+    max_turns: _builtins.int
+    """How many turns the conversation has at most, those of EvalCase.turns included, and more than they are. Default: 10."""
+    stop_when: _builtins.str
+    """When the user ends the conversation, in words; empty for when they have what they want or cannot get it."""
+    @_builtins.property
+    def expect(self) -> Global___EvalExpectation:
+        """What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
+        `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds after it,
+        and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is one root with
+        all that it called. Scored by the metrics of the case as one turn more.
+        """
+
+    @_builtins.property
+    def settings(self) -> _model_pb2.ModelSettings:
+        """Parameters of the user's model calls."""
+
+    def __init__(
+        self,
+        *,
+        persona: _builtins.str = ...,
+        goal: _builtins.str = ...,
+        plan: _builtins.str = ...,
+        model: _builtins.str = ...,
+        max_turns: _builtins.int | None = ...,
+        stop_when: _builtins.str = ...,
+        expect: Global___EvalExpectation | None = ...,
+        settings: _model_pb2.ModelSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_turns", b"_max_turns", "expect", b"expect", "max_turns", b"max_turns", "settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_turns", b"_max_turns", "expect", b"expect", "goal", b"goal", "max_turns", b"max_turns", "model", b"model", "persona", b"persona", "plan", b"plan", "settings", b"settings", "stop_when", b"stop_when"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_turns: _TypeAlias = _typing.Literal["max_turns"]  # noqa: Y015
+    _WhichOneofArgType__max_turns: _TypeAlias = _typing.Literal["_max_turns", b"_max_turns"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_turns) -> _WhichOneofReturnType__max_turns | None: ...
+
+Global___SimulatedUser: _TypeAlias = SimulatedUser  # noqa: Y015
 
 @_typing.final
 class EvalTurn(_message.Message):
