@@ -205,7 +205,7 @@ def test_a_configuration_without_criteria_judges_nothing() -> None:
         adk_set(turn()), {"criteria": {}, "user_simulator_config": {"model": "m"}}, path=PATH
     )
     assert not eval_set.defaults.metrics
-    assert sentences == ["user_simulator_config (1): no model plays the user"]
+    assert sentences == ["user_simulator_config (1): no model plays the user; name a configured one by --user"]
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_scenario_that_a_model_plays_is_left_out() -> None:
     assert [case.id for case in eval_set.cases] == ["one"]
     assert sentences == [
         "A case without a conversation was left out. (Case 'played'.)",
-        "evalCases[0].conversationScenario (1): no model plays the user",
+        "evalCases[0].conversationScenario (1): no model plays the user; name a configured one by --user",
     ]
     with pytest.raises(
         ConfigurationError, match=r"^basic\.evalset\.json: The set has no case that can be imported\. A"

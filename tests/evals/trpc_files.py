@@ -15,12 +15,14 @@ FILES = Path(__file__).parents[1] / "golden" / "imports"
 EXACT: JsonValue = {"matchStrategy": "exact"}
 
 
-def import_json(value: JsonValue, metrics: JsonValue = None, *, path: Path, judge: str = "") -> Imported:
+def import_json(
+    value: JsonValue, metrics: JsonValue = None, *, path: Path, judge: str = "", user: str = ""
+) -> Imported:
     """Import values as files of JSON with a member on each line."""
     documents = [document_of(json.dumps(value, indent=1), path)]
     if metrics is not None:
         documents.append(document_of(json.dumps(metrics, indent=1), Path("metrics.json")))
-    return import_documents(documents, judge=judge)
+    return import_documents(documents, judge=judge, user=user)
 
 
 def say(imported: Imported) -> list[str]:
@@ -30,9 +32,9 @@ def say(imported: Imported) -> list[str]:
 
 
 def import_values(
-    value: JsonValue, metrics: JsonValue = None, *, path: Path, judge: str = ""
+    value: JsonValue, metrics: JsonValue = None, *, path: Path, judge: str = "", user: str = ""
 ) -> tuple[eval_set_pb2.EvalSet, list[str]]:
-    found = import_json(value, metrics, path=path, judge=judge)
+    found = import_json(value, metrics, path=path, judge=judge, user=user)
     return found.set, say(found)
 
 

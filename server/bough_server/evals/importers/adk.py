@@ -30,6 +30,7 @@ from bough_server.evals.importers.judges import (
     read_settings,
 )
 from bough_server.evals.importers.metrics import AsksJudge, ComparesTools, ImportedMetric, NoCounterpart
+from bough_server.evals.importers.scenarios import read_scenario
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, empty_object, object_at
 from bough_server.log.session_state import is_key, is_path
 
@@ -60,6 +61,9 @@ _JUDGES: Final[Mapping[str, str]] = {
 _SAMPLES: Final = 5
 """How often a judge is asked that has no number of samples."""
 
+_MAX_TURNS: Final = 20
+"""How many turns a conversation has at most in which a model plays the user."""
+
 _REASONS: Final = {
     "response_match_score": "it is ROUGE-1, which compares words and not meanings",
     "response_evaluation_score": "a service of its vendor judges it",
@@ -75,11 +79,14 @@ class AdkImporter:
     notes: Notes
     judge: str = ""
     """The configured model that judges; empty for none."""
+    user: str = ""
+    """The configured model that plays users; empty for none."""
 
     def import_set(self, source: JsonObject, config: JsonObject | None, *, name: str) -> EvalSet:
         """Return the set of an eval set file; `config` is a configuration file, None if there is none."""
         metrics = self._read_criteria(config)
-        cases = [self._read_case(case, metrics) for case in source.children("evalCases")]
+        max_turns = self._read_max_turns(config)
+        cases = [self._read_case(case, metrics, max_turns) for case in source.children("evalCases")]
         name = source.text("evalSetId") or source.text("name") or name
         return self._assemble(cases, name, source.document.path, source.text("description"))
 
@@ -159,15 +166,29 @@ class AdkImporter:
             settings=read_settings(options.child("judgeModelConfig"), max_tokens="maxOutputTokens"),
         )
 
-    def _read_case(self, source: JsonObject, metrics: Sequence[ImportedMetric]) -> ImportedCase:
+    def _read_max_turns(self, config: JsonObject | None) -> int:
+        """Return how many turns a conversation has in which a model plays the user."""
+        simulator = config.child("userSimulatorConfig") if config is not None and self.user else None
+        if simulator is None:
+            return _MAX_TURNS
+        if simulator.has("model"):
+            self.notes.add(f"The configured model {self.user!r} plays the user instead of {simulator.text('model')!r}.")
+        return round(simulator.number("maxAllowedInvocations", _MAX_TURNS))
+
+    def _read_case(self, source: JsonObject, metrics: Sequence[ImportedMetric], max_turns: int) -> ImportedCase:
         # ADK does not compare results, so they stay unread.
         turns = [read_exchange(turn, with_results=False) for turn in source.children("conversation")]
+        scenario = source.child("conversationScenario") if self.user and not turns else None
+        user = None
+        if scenario is not None:
+            turns, user = read_scenario(scenario, model=self.user, max_turns=max_turns)
         return ImportedCase(
             id=source.text("evalId"),
             turns=turns,
             metrics=metrics,
             state_json=session_state(source.child("sessionInput")),
             final_state=_read_final_state(source.child("finalSessionState")),
+            user=user,
         )
 
     def _read_older_case(

@@ -22,6 +22,7 @@ from bough.v1.eval_set_pb2 import (
     ExpectedTool,
     FinalResponseMetric,
     RunOutcomeMetric,
+    SimulatedUser,
     ToolMocks,
     ToolTrajectoryMetric,
 )
@@ -56,7 +57,9 @@ class ImportedCase:
     state_json: str = ""
     mocks: ToolMocks | None = None
     final_state: Sequence[ExpectedStateValue] = ()
-    """What the last turn leaves in the session."""
+    """What the conversation leaves in the session."""
+    user: SimulatedUser | None = None
+    """Who plays the user after the turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +137,17 @@ class _Placement:
         if self.case.mocks is not None:
             case.mocks.CopyFrom(self.case.mocks)
         case.turns.extend(self._build_turn(index, turn) for index, turn in enumerate(self.case.turns))
+        if self.case.user is not None:
+            case.user.CopyFrom(self.case.user)
+        if self.case.final_state:
+            last = case.turns[-1].expect if self.case.user is None else case.user.expect
+            last.run.session_state.extend(self.case.final_state)
         return case
 
     def _build_metric(self, name: str, metric: ImportedMetric) -> EvalMetric:
         turns = self.case.turns
+        if self.case.user is not None and isinstance(metric.compares, ComparesTools | ComparesAnswers):
+            raise NoCounterpart("a model plays the user, so that nothing is expected of the turns")
         match metric.compares:
             case ComparesTools(mode=mode, expected=expected):
                 calls = [[expected(call) for call in turn.calls] for turn in turns]
@@ -241,8 +251,6 @@ class _Placement:
             made.expect.tools.extend(self._tools[index])
         if self._answers is not None and (answer := self._answers[index]) is not None:
             made.expect.answer.CopyFrom(answer)
-        if self.case.final_state and index == len(self.case.turns) - 1:
-            made.expect.run.session_state.extend(self.case.final_state)
         return made
 
 
@@ -263,7 +271,7 @@ def _require_one_turn(expected: Sequence[_Expected]) -> _Expected:
 
 def _has_turns(case: ImportedCase, notes: Notes) -> bool:
     """Return whether a case can be run or judged, and note why it cannot."""
-    if not case.turns:
+    if not case.turns and case.user is None:
         notes.add("A case without a conversation was left out.", case.id)
         return False
     if any(turn.recorded is None and not _has_content(turn.user) for turn in case.turns):

@@ -68,18 +68,21 @@ def detect(value: JsonValue, path: Path) -> FileFormat:
     return found
 
 
-def import_files(paths: Sequence[Path], *, judge: str = "") -> Imported:
+def import_files(paths: Sequence[Path], *, judge: str = "", user: str = "") -> Imported:
     """Return the set of files, and what of them has no place in it.
 
     One of them holds cases; another one may hold the metrics. A metrics file of the same name beside a set of
     trpc-agent-go, and a test_config.json beside a set of ADK, are read as those tools do. `judge` is the configured
-    model that metrics ask instead of a judge by its address; without one such metrics have no counterpart. Raises
+    model that metrics ask instead of a judge by its address; without one such metrics have no counterpart. `user` is
+    the configured model that plays the user of scenarios; without one their cases are left out. Raises
     ConfigurationError with the place of what is wrong.
     """
-    return import_documents([read_json(path) for path in paths], judge=judge, reads_beside=True)
+    return import_documents([read_json(path) for path in paths], judge=judge, user=user, reads_beside=True)
 
 
-def import_documents(documents: Sequence[Document], *, judge: str = "", reads_beside: bool = False) -> Imported:
+def import_documents(
+    documents: Sequence[Document], *, judge: str = "", user: str = "", reads_beside: bool = False
+) -> Imported:
     """Return the set of documents as import_files does; with `reads_beside` the metrics beside them are read too."""
     files = [_open(document) for document in documents]
     sets = [file for file in files if file.format in _SETS]
@@ -90,7 +93,8 @@ def import_documents(documents: Sequence[Document], *, judge: str = "", reads_be
     notes = Notes()
     found = _find_metrics_file(sets[0], notes) if reads_beside and not others else None
     metrics = found or next(iter(others), None)
-    eval_set = _import_set(sets[0], metrics, notes, judge)
+    trpc, adk = TrpcImporter(notes=notes, judge=judge, user=user), AdkImporter(notes=notes, judge=judge, user=user)
+    eval_set = _import_set(sets[0], metrics, trpc, adk)
     if judge and not any(metric.HasField("llm_judge") for metric in _all_metrics(eval_set)):
         notes.add(f"No metric of the files asks a judge, so that the model {judge!r} is not asked.")
     roots = [*sets[0].roots, *(metrics.roots if metrics is not None else ())]
@@ -103,24 +107,24 @@ def _all_metrics(eval_set: EvalSet) -> Iterator[EvalMetric]:
         yield from case.metrics
 
 
-def _import_set(source: _File, metrics: _File | None, notes: Notes, judge: str) -> EvalSet:
+def _import_set(source: _File, metrics: _File | None, trpc: TrpcImporter, adk: AdkImporter) -> EvalSet:
     name = _stem(source.path)
     roots = None if metrics is None else metrics.roots
     if source.format is FileFormat.TRPC_RESULT:
         if roots is not None:
-            notes.add("A result has its metrics: the other file was left out.")
-        return TrpcImporter(notes=notes, judge=judge).import_result(source.roots[0], name=name)
+            trpc.notes.add("A result has its metrics: the other file was left out.")
+        return trpc.import_result(source.roots[0], name=name)
     by_trpc = metrics is not None and metrics.format is FileFormat.TRPC_METRICS
     # An older set of trpc-agent-go has the form of ADK's.
     is_set = source.format in (FileFormat.TRPC_SET, FileFormat.ADK_SET)
     if (by_trpc and not is_set) or (source.format is FileFormat.TRPC_SET and metrics is not None and not by_trpc):
         raise ConfigurationError(f"{source.path}: The metrics are not those of {_article(source.format)}.")
     if by_trpc or source.format is FileFormat.TRPC_SET:
-        return TrpcImporter(notes=notes, judge=judge).import_set(source.roots[0], roots, name=name)
-    importer, config = AdkImporter(notes=notes, judge=judge), roots[0] if roots else None
+        return trpc.import_set(source.roots[0], roots, name=name)
+    config = roots[0] if roots else None
     if source.format is FileFormat.ADK_SET:
-        return importer.import_set(source.roots[0], config, name=name)
-    return importer.import_tests(source.roots, config, name=name, path=str(source.path))
+        return adk.import_set(source.roots[0], config, name=name)
+    return adk.import_tests(source.roots, config, name=name, path=str(source.path))
 
 
 def _open(document: Document) -> _File:

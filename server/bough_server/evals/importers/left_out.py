@@ -16,8 +16,8 @@ _UNKNOWN: Final = "the importer does not know it"
 
 _REASONS: Final[Mapping[str, str]] = {
     "contextMessages": "the agent does not see these messages",
-    "conversationScenario": "no model plays the user",
-    "driver": "the transcript is that of the evaluated agent",
+    "conversationScenario": "no model plays the user; name a configured one by --user",
+    "driver": "the evaluated agent always answers",
     "errorMessage": "the record counts as a run that succeeded",
     "expectedIntermediateAgentResponses": "no metric compares what is said before the answer",
     "expectedRunnerEnabled": "only the expectations of the file are used",
@@ -29,7 +29,8 @@ _REASONS: Final[Mapping[str, str]] = {
     "rubrics": "no metric of the set asks for it",
     "state.*": "it is not a key of a session's state",
     "finalSessionState.*": "it is not a key of a session's state",
-    "userSimulatorConfig": "no model plays the user",
+    "userPersona": "a persona that is a name is not known here",
+    "userSimulatorConfig": "no model plays the user; name a configured one by --user",
 }
 """Why members are left out that change what is run or scored, by the end of their path without indices."""
 
@@ -47,6 +48,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         ),
         *("initialSession.appName", "initialSession.userId", "customMetrics.*"),
         *("includeIntermediateResponsesInFinal", "sampleParallelism", "sampleParallelismEnabled"),
+        *("violationRubrics", "behaviors.name", "userPersona.id"),
         # ADK does not compare results, and where nothing runs nothing is mocked.
         *("toolResponses", "functionResponse", "toolMock", "toolMock.expected"),
         # What a result says beside its conversations: they can be scored again.

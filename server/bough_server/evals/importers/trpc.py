@@ -27,6 +27,7 @@ from bough_server.evals.importers.metrics import (
     ImportedMetric,
     NoCounterpart,
 )
+from bough_server.evals.importers.scenarios import MOST_TURNS, read_scenario
 from bough_server.evals.importers.trpc_criteria import compares_answers, compares_tools
 from bough_server.evals.importers.trpc_mocks import read_mocks
 from bough_server.evals.importers.values import JsonObject, Notes, empty_object
@@ -56,6 +57,8 @@ class TrpcImporter:
     notes: Notes
     judge: str = ""
     """The configured model that judges; empty for none."""
+    user: str = ""
+    """The configured model that plays users; empty for none."""
 
     def import_set(self, source: JsonObject, metrics: Sequence[JsonObject] | None, *, name: str) -> EvalSet:
         """Return the set of an eval set file; `metrics` are those of a metrics file, None if there is none."""
@@ -164,12 +167,16 @@ class TrpcImporter:
         exchanges = [read_exchange(turn) for turn in expected]
         if actual:
             return _build_recorded_case(case_id, exchanges, [read_invocation(turn) for turn in actual], metrics)
+        scenario = source.child("conversationScenario") if self.user and not expected else None
+        user = None
+        if scenario is not None:
+            exchanges, user = read_scenario(scenario, model=self.user, max_turns=MOST_TURNS)
         mocks = read_mocks(expected)
         if mocks.are_wider:
             self.notes.add("A mock of a turn answers calls in the other turns of its case too.", case_id)
         problems = [ImportedMetric(name="toolMock", threshold=None, compares=problem) for problem in mocks.problems]
         return ImportedCase(
-            id=case_id, turns=exchanges, metrics=[*metrics, *problems], state_json=state, mocks=mocks.mocks
+            id=case_id, turns=exchanges, metrics=[*metrics, *problems], state_json=state, mocks=mocks.mocks, user=user
         )
 
     def _read_result_case(self, source: JsonObject, runs: Counter[str]) -> ImportedCase:

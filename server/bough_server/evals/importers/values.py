@@ -121,6 +121,16 @@ class JsonObject:
             raise self.wrong(name, "is required")
         return text
 
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of a list; empty if it is missing. Raises ConfigurationError."""
+        value = self.raw(name)
+        if value is None:
+            return []
+        texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else None
+        if texts != value:
+            raise self.wrong(name, "must be a list of texts")
+        return texts
+
     def flag(self, name: str) -> bool:
         """Return a boolean; False if it is missing. Raises ConfigurationError."""
         value = self.raw(name)
