@@ -10,6 +10,7 @@ from bough_server.evals.metrics.bipartite_matching import find_largest_matching
 from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, name_state, score_difference
 from bough_server.log.session_state import value_at, values_of
 from bough_server.matching.values import mismatch
+from bough_server.matching.work import spend
 
 _SUCCEEDED: Final = execution_pb2.EXECUTION_STATE_SUCCEEDED
 _UNORDERED: Final = (
@@ -96,6 +97,7 @@ def _are_as_expected(
         return all(any(_fits(each, one) for one in rest) for each in wanted)
     if mode not in _UNORDERED:
         return len(wanted) == len(made) and all(map(_fits, wanted, made))
+    spend(len(wanted) * len(made))
     fitting = [[index for index, one in enumerate(made) if _fits(each, one)] for each in wanted]
     pairs = len(find_largest_matching(fitting))
     has_all, has_no_others = pairs == len(wanted), pairs == len(made)
