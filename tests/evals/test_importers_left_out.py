@@ -26,7 +26,11 @@ def source_of(name: str) -> JsonValue:
 
 ADK = source_of("elicitation_flow.test.json")
 CONFIG: JsonValue = {
-    "criteria": {"tool_trajectory_avg_score": {"threshold": 1, "match_type": "IN_ORDER"}, "safety_v1": 0.5},
+    "criteria": {
+        "tool_trajectory_avg_score": {"threshold": 1, "match_type": "IN_ORDER"},
+        "response_match_score": {"threshold": 0.8},
+        "safety_v1": 0.5,
+    },
 }
 TRACE = source_of("trace-basic.evalset.json")
 TRAJECTORY = source_of("tooltrajectory-basic.evalset.json")
@@ -63,7 +67,9 @@ SETS: list[tuple[JsonValue, JsonValue]] = [
 
 
 def objects_in(value: JsonValue) -> list[dict[str, JsonValue]]:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    """Return the objects in a value, but for those that the project's tools write, which a criterion may ignore."""
+    members = value.items() if isinstance(value, dict) else ()
+    inner = value if isinstance(value, list) else [each for key, each in members if key not in ("arguments", "result")]
     return [*([value] if isinstance(value, dict) else []), *(found for each in inner for found in objects_in(each))]
 
 

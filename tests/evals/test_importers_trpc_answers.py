@@ -19,6 +19,7 @@ from tests.evals.trpc_files import (
     turn,
 )
 
+ROUGE: JsonValue = {"rougeType": "rouge1", "measure": "f1", "threshold": {"f1": 0.4}}
 OBJECT = {"schema_json": '{"type":"object"}'}
 
 
@@ -57,7 +58,20 @@ def test_answers_are_compared_as_the_criterion_says(
 @pytest.mark.parametrize(
     ("criterion", "answer", "why"),
     [
-        ({"finalResponse": {"rouge": {"rougeType": "rouge1"}}}, "x", "it has 'rouge'"),
+        ({"finalResponse": {"rouge": {"rougeType": "rougeL"}}}, "x", "it counts by 'rougeL', and rouge_1 counts words"),
+        (
+            {"finalResponse": {"rouge": {"rougeType": "rouge1", "tokenizerName": "jieba"}}},
+            "x",
+            "its rouge has 'tokenizerName'",
+        ),
+        ({"finalResponse": {"rouge": {"rougeType": "rouge1"}, "text": {}}}, "x", "it has 'text' beside 'rouge'"),
+        ({"finalResponse": {"rouge": ROUGE}}, "", "no answer is expected whose words it could compare"),
+        (
+            {"finalResponse": {"rouge": ROUGE}},
+            "晴",
+            "an expected answer has no word of the letters a to z or digits, which are all that ROUGE-1 counts: use "
+            "`similarity`",
+        ),
         ({"finalResponse": {"xml": {}, "text": {}}}, "x", "it has 'xml'"),
         ({"finalResponse": {}}, "x", "it says neither text nor json"),
         ({"finalResponse": {"text": {"matchStrategy": "near"}}}, "x", "it compares texts by 'near'"),
@@ -180,6 +194,58 @@ def test_reference_answers_of_several_turns_have_no_place_beside_bounds() -> Non
     assert sentences == [
         "The expected answers were left out: a metric bounds the answers of several turns instead. (Case 'one'.)"
     ]
+
+
+# Words.
+
+
+def compared(rouge: JsonValue, *turns: JsonValue, beside: JsonValue = None) -> tuple[eval_set_pb2.EvalSet, list[str]]:
+    metrics = [metric({"finalResponse": {"rouge": rouge}}, name="words", threshold=1)]
+    if beside is not None:
+        metrics.insert(0, metric({"finalResponse": beside}, name="texts", threshold=1))
+    return imported(trpc_set(trpc_case(*turns)), *metrics)
+
+
+def words(threshold: float, reference: str = "") -> eval_set_pb2.EvalMetric:
+    return eval_set_pb2.EvalMetric(
+        name="words", threshold=threshold, rouge_1=eval_set_pb2.RougeMetric(reference=reference)
+    )
+
+
+def test_the_words_of_answers_are_compared_with_those_that_the_turns_expect() -> None:
+    eval_set, sentences = compared(ROUGE, turn("It rains."))
+    assert list(eval_set.defaults.metrics) == [words(0.4)]
+    assert eval_set.cases[0].turns[0].expect.answer == eval_set_pb2.ExpectedAnswer(exact="It rains.")
+    assert sentences == []
+
+
+def test_bounds_of_precision_and_recall_imply_one_of_f1_and_are_left_out() -> None:
+    eval_set, sentences = compared(
+        {**members_of(ROUGE), "threshold": {"precision": 0.5, "recall": 1}}, turn("It rains.")
+    )
+    place = "[0].criterion.finalResponse.rouge.threshold"
+    assert list(eval_set.defaults.metrics) == [words(2 / 3)]
+    assert sentences == [
+        f"{place}.precision (1): rouge_1 bounds F1 alone",
+        f"{place}.recall (1): rouge_1 bounds F1 alone",
+    ]
+
+
+def test_the_words_of_several_turns_are_compared_in_the_mean() -> None:
+    eval_set, sentences = compared(ROUGE, turn("It rains."), turn())
+    assert list(eval_set.defaults.metrics) == [words(0.4)]
+    assert sentences == ["The metric 'words' bounds the mean of the turns instead of each. (Case 'one'.)"]
+
+
+def test_words_have_a_reference_apart_from_what_another_metric_compares() -> None:
+    eval_set, _ = compared(ROUGE, turn("It rains."), beside={"text": {"matchStrategy": "contains"}})
+    assert eval_set.defaults.metrics[1] == words(0.4, reference="It rains.")
+    assert eval_set.cases[0].turns[0].expect.answer == eval_set_pb2.ExpectedAnswer(contains=["It rains."])
+
+
+def test_words_of_several_turns_have_no_place_beside_what_another_metric_compares() -> None:
+    _, sentences = compared(ROUGE, turn("a"), turn("b"), beside={"text": {"matchStrategy": "contains"}})
+    assert any("another metric of the set compares the same turns in another way" in each for each in sentences)
 
 
 # Judges.

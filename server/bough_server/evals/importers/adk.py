@@ -29,7 +29,14 @@ from bough_server.evals.importers.judges import (
     read_samples,
     read_settings,
 )
-from bough_server.evals.importers.metrics import AsksJudge, ComparesTools, ImportedMetric, NoCounterpart
+from bough_server.evals.importers.metrics import (
+    AsksJudge,
+    ComparesTools,
+    ComparesWords,
+    Comparison,
+    ImportedMetric,
+    NoCounterpart,
+)
 from bough_server.evals.importers.scenarios import read_scenario
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, empty_object, object_at
 from bough_server.log.session_state import is_key, is_path
@@ -42,6 +49,7 @@ DEFAULT_CRITERIA: Final[JsonValue] = {
 """The configuration of a set that has none."""
 
 _TOOL_TRAJECTORY: Final = "tool_trajectory_avg_score"
+_WORDS: Final = "response_match_score"
 _MATCHES_REFERENCE: Final = "final_response_match_v2"
 _MODES: Final[Sequence[tuple[str, TrajectoryMode.ValueType]]] = (
     ("EXACT", TRAJECTORY_MODE_EXACT),
@@ -65,7 +73,6 @@ _MAX_TURNS: Final = 20
 """How many turns a conversation has at most in which a model plays the user."""
 
 _REASONS: Final = {
-    "response_match_score": "it is ROUGE-1, which compares words and not meanings",
     "response_evaluation_score": "a service of its vendor judges it",
     "safety_v1": "a service of its vendor judges it",
     "hallucinations_v1": "no metric looks for hallucinations",
@@ -137,15 +144,18 @@ class AdkImporter:
         try:
             if custom is not None:
                 raise NoCounterpart("a function of the agent's project judges it")
-            compares: ComparesTools | AsksJudge | str = self._read_comparison(name, criterion)
+            compares: Comparison | str = self._read_comparison(name, criterion)
         except NoCounterpart as error:
             criterion.take_all()
             compares = str(error)
         return ImportedMetric(name=name, threshold=threshold, compares=compares, config=config)
 
-    def _read_comparison(self, name: str, criterion: JsonObject) -> ComparesTools | AsksJudge:
+    def _read_comparison(self, name: str, criterion: JsonObject) -> Comparison:
         if name == _TOOL_TRAJECTORY:
             return _compares_tools(_mode(criterion), ignores_arguments=criterion.flag("ignoreArgs"))
+        if name == _WORDS:
+            self.notes.add(f"The metric {name!r} compares whole words, ADK their stems: scores may be lower here.")
+            return ComparesWords()
         if name not in _JUDGES:
             raise NoCounterpart(_REASONS.get(name, "no metric here judges the same"))
         if not self.judge:

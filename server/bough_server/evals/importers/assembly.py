@@ -21,6 +21,7 @@ from bough.v1.eval_set_pb2 import (
     ExpectedStateValue,
     ExpectedTool,
     FinalResponseMetric,
+    RougeMetric,
     RunOutcomeMetric,
     SimulatedUser,
     ToolMocks,
@@ -33,11 +34,13 @@ from bough_server.evals.importers.metrics import (
     AsksJudge,
     ComparesAnswers,
     ComparesTools,
+    ComparesWords,
     ImportedMetric,
     NoCounterpart,
 )
 from bough_server.evals.importers.unplaced import build_unplaced_metric
 from bough_server.evals.importers.values import JsonObject, Notes, as_json
+from bough_server.evals.metrics.text_metrics import reference_mistake
 from bough_server.log.session_state import is_key
 
 _Expected = TypeVar("_Expected")
@@ -146,7 +149,7 @@ class _Placement:
 
     def _build_metric(self, name: str, metric: ImportedMetric) -> EvalMetric:
         turns = self.case.turns
-        if self.case.user is not None and isinstance(metric.compares, ComparesTools | ComparesAnswers):
+        if self.case.user is not None and isinstance(metric.compares, ComparesTools | ComparesAnswers | ComparesWords):
             raise NoCounterpart("a model plays the user, so that nothing is expected of the turns")
         match metric.compares:
             case ComparesTools(mode=mode, expected=expected):
@@ -159,6 +162,8 @@ class _Placement:
                 return EvalMetric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
             case ComparesAnswers() as compares:
                 return self._build_answer_metric(name, metric, compares)
+            case ComparesWords(bound=bound):
+                return self._build_word_metric(name, metric, bound)
             case AsksJudge() as judge:
                 return EvalMetric(name=name, threshold=metric.threshold, llm_judge=judge.build())
             case str(reason):
@@ -170,25 +175,28 @@ class _Placement:
         A metric that only bounds the answers of several turns has no other place for that.
         """
         compared = [metric.compares for metric in self.case.metrics if isinstance(metric.compares, ComparesAnswers)]
-        judges = [metric.compares for metric in self.case.metrics if isinstance(metric.compares, AsksJudge)]
+        others = [metric.compares for metric in self.case.metrics]
+        needs_answers = any(
+            isinstance(other, ComparesWords) or (isinstance(other, AsksJudge) and other.reads_answer)
+            for other in others
+        )
         read = self._expect_answers(compares for compares in compared if compares.reads_answer)
         bounds = self._expect_answers(compares for compares in compared if not compares.reads_answer)
         if read is not None:
             self._answers = read
         elif not any(turn.answer for turn in self.case.turns):
             self._answers = bounds
-        elif (
-            len(self.case.turns) == 1
-            or not any(answer.ListFields() for answer in bounds or ())
-            or any(judge.reads_answer for judge in judges)
-        ):
-            self._answers = [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in self.case.turns]
+        elif len(self.case.turns) == 1 or not any(answer.ListFields() for answer in bounds or ()) or needs_answers:
+            self._answers = self._reference_answers()
         else:
             self._answers = bounds
             self.notes.add(
                 "The expected answers were left out: a metric bounds the answers of several turns instead.",
                 self.case.id,
             )
+
+    def _reference_answers(self) -> Sequence[ExpectedAnswer | None]:
+        return [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in self.case.turns]
 
     def _expect_answers(self, metrics: Iterable[ComparesAnswers]) -> Sequence[ExpectedAnswer] | None:
         """Return what the first of the metrics that has a counterpart expects; None if there is none."""
@@ -208,6 +216,26 @@ class _Placement:
             self.notes.add(f"The metric {metric.name!r} compares nothing: it is kept with the threshold 0.")
         else:
             built.final_response.answer.CopyFrom(_require_one_turn(answers))
+        return built
+
+    def _build_word_metric(self, name: str, metric: ImportedMetric, bound: float | None) -> EvalMetric:
+        references = [turn.answer for turn in self.case.turns if turn.answer]
+        if not references:
+            raise NoCounterpart("no answer is expected whose words it could compare")
+        for reference in references:
+            if problem := reference_mistake("rouge_1", reference):
+                raise NoCounterpart(f"an expected answer {problem.rstrip('.')}")
+        built = EvalMetric(name=name, threshold=metric.threshold, rouge_1=RougeMetric())
+        if bound is not None:
+            built.threshold = bound if metric.threshold else 0
+            if len(self.case.turns) > 1:
+                self.notes.add(
+                    f"The metric {metric.name!r} bounds the mean of the turns instead of each.", self.case.id
+                )
+        if self._answers == self._reference_answers():
+            self._scores_answers = True
+        else:
+            built.rouge_1.reference = _require_one_turn([turn.answer or "" for turn in self.case.turns])
         return built
 
     def _build_unplaced_metric(self, name: str, metric: ImportedMetric, why: str) -> EvalMetric:
@@ -264,7 +292,7 @@ def _build_user_turn(turn: Exchange) -> EvalTurn:
 
 def _require_one_turn(expected: Sequence[_Expected]) -> _Expected:
     """Return what a metric expects that cannot be kept with the turns. Raises NoCounterpart."""
-    if len(expected) != 1 or expected[0] == []:
+    if len(expected) != 1 or not expected[0]:
         raise NoCounterpart("another metric of the set compares the same turns in another way")
     return expected[0]
 

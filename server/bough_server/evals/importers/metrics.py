@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from bough.v1.eval_set_pb2 import ExpectedAnswer, ExpectedTool, JudgeRubric, LlmJudgeMetric, TrajectoryMode
 from bough.v1.model_pb2 import ModelSettings
@@ -36,6 +36,14 @@ class ComparesAnswers:
     """The expected answer of an imported one. Raises NoCounterpart."""
     reads_answer: bool
     """Whether it compares with the file's answer; otherwise that is a reference for people and for other metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparesWords:
+    """A metric that compares the words of answers with the file's: ROUGE-1."""
+
+    bound: float | None = None
+    """The F1 that the answer of each turn has to reach; None if the mean has to reach the metric's threshold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +83,16 @@ class AsksJudge:
         )
 
 
+Comparison: TypeAlias = ComparesTools | ComparesAnswers | ComparesWords | AsksJudge
+"""What a metric compares or asks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedMetric:
     """A metric of another tool, and what it compares or asks; a text says why it has no counterpart."""
 
     name: str
     threshold: float | None
-    compares: ComparesTools | ComparesAnswers | AsksJudge | str
+    compares: Comparison | str
     config: JsonValue = None
     """The metric as the file has it."""

@@ -22,8 +22,7 @@ from bough_server.evals.importers.judges import (
 )
 from bough_server.evals.importers.metrics import (
     AsksJudge,
-    ComparesAnswers,
-    ComparesTools,
+    Comparison,
     ImportedMetric,
     NoCounterpart,
 )
@@ -96,7 +95,7 @@ class TrpcImporter:
         # A threshold of zero is left out of the file.
         threshold = source.number("threshold")
         try:
-            compares: ComparesTools | ComparesAnswers | AsksJudge | str = self._read_comparison(source, name)
+            compares: Comparison | str = self._read_comparison(source, name)
         except NoCounterpart as error:
             compares = str(error)
         kept = {key: value for key, value in source.members.items() if key not in _RESULT_MEMBERS}
@@ -104,7 +103,7 @@ class TrpcImporter:
             source.take_all()
         return ImportedMetric(name=name, threshold=threshold, compares=compares, config=kept)
 
-    def _read_comparison(self, source: JsonObject, name: str) -> ComparesTools | ComparesAnswers | AsksJudge:
+    def _read_comparison(self, source: JsonObject, name: str) -> Comparison:
         """Return what a metric compares: by its evaluator, else by the only criterion that it has."""
         criterion = source.child("criterion") or empty_object()
         trajectory, answer = criterion.child("toolTrajectory"), criterion.child("finalResponse")

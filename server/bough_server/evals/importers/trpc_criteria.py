@@ -19,7 +19,7 @@ from bough.v1.eval_set_pb2 import (
     ValueMatcher,
 )
 from bough_server.evals.importers.conversations import ImportedCall
-from bough_server.evals.importers.metrics import ComparesAnswers, ComparesTools, NoCounterpart
+from bough_server.evals.importers.metrics import ComparesAnswers, ComparesTools, ComparesWords, NoCounterpart
 from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, empty_object, object_at
 from bough_server.evals.metrics.tool_names import ANY
 from bough_server.matching.regexes import RegexProblem, check_pattern, escape
@@ -68,12 +68,16 @@ def compares_tools(criterion: JsonObject | None, notes: Notes) -> ComparesTools:
     return ComparesTools(mode=mode, expected=expect_call)
 
 
-def compares_answers(criterion: JsonObject) -> ComparesAnswers:
+def compares_answers(criterion: JsonObject) -> ComparesAnswers | ComparesWords:
     """Return how a final response criterion compares answers.
 
     Raises NoCounterpart, and ConfigurationError for values of a wrong type.
     """
-    refuse_unknown(criterion, "text", "json")
+    if (rouge := criterion.child("rouge")) is not None and not rouge.flag("ignore"):
+        if others := criterion.unknown("rouge"):
+            raise NoCounterpart(f"it has {', '.join(map(repr, sorted(others)))} beside 'rouge'")
+        return _compares_words(rouge)
+    refuse_unknown(criterion, "text", "json", "rouge")
     text, value = criterion.child("text"), criterion.child("json")
     if text is None and value is None:
         raise NoCounterpart("it says neither text nor json")
@@ -91,6 +95,21 @@ def compares_answers(criterion: JsonObject) -> ComparesAnswers:
 
     expect_answer("null")  # what is wrong with the criterion itself shows with any answer
     return ComparesAnswers(expected=expect_answer, reads_answer=reads_answer)
+
+
+def _compares_words(rouge: JsonObject) -> ComparesWords:
+    """Return how a ROUGE criterion compares answers: by F1, which has the least that precision and recall imply."""
+    known = ("ignore", "rougeType", "measure", "splitSummaries", "threshold", "useStemmer")
+    if unknown := rouge.unknown(*known):
+        raise NoCounterpart(f"its rouge has {', '.join(map(repr, sorted(unknown)))}")
+    if (kind := rouge.text("rougeType")) != "rouge1":
+        raise NoCounterpart(f"it counts by {kind!r}, and rouge_1 counts words")
+    for name in ("measure", "splitSummaries"):
+        rouge.raw(name)  # neither decides what passes
+    bounds = rouge.child("threshold") or empty_object()
+    precision, recall = (float(bounds.peek_number(name)) for name in ("precision", "recall"))
+    implied = 2 * precision * recall / (precision + recall) if precision > 0 and recall > 0 else 0.0
+    return ComparesWords(bound=max(bounds.number("f1"), implied))
 
 
 def _compares(criterion: JsonObject | None) -> bool:

@@ -142,17 +142,25 @@ class JsonObject:
 
     def number(self, name: str, default: float = 0.0) -> float:
         """Return a number. Raises ConfigurationError."""
-        return self.require_number(name) if self.has(name) else default
+        value = self.raw(name)
+        return default if value is None else self._number(name, value)
 
     def require_number(self, name: str) -> float:
         """Return a number. Raises ConfigurationError if there is none, or if it is too large."""
-        value = self.raw(name)
+        return self._number(name, self.raw(name))
+
+    def _number(self, name: str, value: JsonValue) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, "must be a number")
         try:
             return float(value)
         except OverflowError:
             raise self.wrong(name, "is too large") from None
+
+    def peek_number(self, name: str) -> float:
+        """Return a number without reading it; 0 if it is missing. Raises ConfigurationError."""
+        value = self.peek(name)
+        return 0.0 if value is None else self._number(name, value)
 
     def child(self, name: str) -> "JsonObject | None":
         """Return an object; None if it is missing. Raises ConfigurationError."""
