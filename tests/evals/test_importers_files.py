@@ -358,7 +358,7 @@ SOURCES = (
 METRICS_FILES = listed(METRIC) | shaped(criteria=st.dictionaries(TEXTS, NUMBERS | shaped(threshold=NUMBERS)).map(dict))
 
 
-@examples(300)
+@examples(150)
 @given(
     damaged(SOURCES) | VALUES,
     st.none() | damaged(METRICS_FILES) | VALUES,

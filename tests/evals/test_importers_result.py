@@ -253,7 +253,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
     max_leaves=4,
 )
-CALLS = st.tuples(st.dictionaries(TEXTS, JSON, max_size=2), JSON).map(
+CALL_TEXTS = st.tuples(st.dictionaries(TEXTS, JSON, max_size=2), JSON).map(
     lambda call: tuple(json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in call)
 )
 
@@ -265,7 +265,7 @@ def turns(draw: st.DrawFn) -> eval_result_pb2.EvalTurnResult:
     for number in range(draw(st.integers(0, 4))):
         depth = draw(st.integers(0, depth + 1))
         agent = turn.agents.add(name=draw(NAMES), invocation_id=f"i{number}", depth=depth)
-        for arguments, result in draw(st.lists(CALLS, max_size=2)):
+        for arguments, result in draw(st.lists(CALL_TEXTS, max_size=2)):
             agent.calls.add(name=draw(NAMES), arguments_json=arguments, result_json=result)
     return turn
 
