@@ -124,6 +124,7 @@ def test_files_must_be_one_with_cases_and_at_most_one_with_metrics() -> None:
         (b'{\n"evalCases": 1}', ":2: evalCases: must be a list"),
         (b'{"evalCases": [\n1]}', ":2: evalCases[0]: must be an object"),
         (b'{"evalCases": [\n{"evalId": 1}]}', ":2: evalCases[0].evalId: must be a text"),
+        (b'{"evalCases": [{\n"evalMode": "novel"}]}', ":2: evalCases[0].evalMode: must be trace or empty"),
         (b'{"evalCases": []}', ": The set has no case that can be imported"),
         (
             b'{"evalCases":[{"conversation":[{"tools":[\n{"id":"a"}]}]}]}',
@@ -134,7 +135,7 @@ def test_files_must_be_one_with_cases_and_at_most_one_with_metrics() -> None:
             ":2: evalCases[0].conversation[0].userContent.parts[0].inlineData.data: must be base64",
         ),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "a.evalset.json"

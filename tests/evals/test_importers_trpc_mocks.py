@@ -78,8 +78,9 @@ def test_a_mock_that_a_model_answers_makes_the_case_not_scored_and_its_tool_does
     case, sentences = mocks_of(mocked({"name": "weather", "llmGenerator": {"prompt": "Make up some weather."}}))
     assert case.mocks == mocks_from(refusal("weather"))
     assert sentences == [
-        "The metric 'toolMock' has no counterpart: a mock of the tool 'weather' has no counterpart: a model answers it "
-        "there. Its cases are not scored until it is removed. (Case 'one'.)"
+        "The metric 'toolMock' has no counterpart: a mock of the tool 'weather' has no counterpart: a model answers "
+        "the calls. Its cases are not scored until it is removed. (Case 'one'.)",
+        "evalCases[0].conversation[0].toolMock.actual[0].llmGenerator (1): no model answers calls; the mock fails them",
     ]
 
 

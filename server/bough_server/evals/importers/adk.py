@@ -219,7 +219,7 @@ class AdkImporter:
 
 
 def _read_final_state(source: JsonObject | None) -> list[ExpectedStateValue]:
-    """Return what is expected of a session's values; what is not a key of theirs stays unread."""
+    """Return what is expected of a session's values; what cannot be a key of one stays unread."""
     if source is None:
         return []
     return [

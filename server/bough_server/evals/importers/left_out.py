@@ -25,6 +25,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "finalResponse.parts.inlineData": "answers are compared as texts",
     "finalResponse.parts.fileData": "answers are compared as texts",
     "finalResponse.contentParts.image": "answers are compared as texts",
+    "llmGenerator": "no model answers calls; the mock fails them",
     "intermediateResponses": "no metric compares what is said before the answer",
     "rouge.threshold.precision": "rouge_1 bounds F1 alone",
     "rouge.threshold.recall": "rouge_1 bounds F1 alone",

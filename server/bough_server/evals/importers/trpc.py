@@ -150,6 +150,8 @@ class TrpcImporter:
         case_id = source.text("evalId")
         expected, actual = source.children("conversation"), source.children("actualConversation")
         is_trace = source.text("evalMode") == "trace"
+        if source.text("evalMode") not in ("", "trace"):
+            raise source.wrong("evalMode", "must be trace or empty")
         if actual and not is_trace:
             self.notes.add(
                 "A case that is not a trace has actualConversation: that conversation is scored, and nothing runs.",

@@ -62,9 +62,8 @@ def _read_mock(name: str, item: JsonObject, problems: list[str]) -> Iterator[Too
     try:
         _set_arguments(mock, item.child("arguments"))
         if item.has("llmGenerator"):
-            raise NoCounterpart("a model answers it there")
+            raise NoCounterpart("a model answers the calls")
     except NoCounterpart as reason:
-        item.take_all()
         problems.append(f"a mock of the tool {name!r} has no counterpart: {reason}")
         yield _build_refusal(name)
         return

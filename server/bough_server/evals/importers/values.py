@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from bough_server.documents.yaml import Document, DocumentBounds, FieldPath, Value, parse_json
 from bough_server.errors import ConfigurationError
+from bough_server.plain_text import escape_controls
 
 JsonValue: TypeAlias = Value
 
@@ -224,7 +225,7 @@ def snake_case(name: str) -> str:
 
 def wrong_at(document: Document, path: FieldPath, problem: str) -> ConfigurationError:
     """Return the error of a value of a document."""
-    return ConfigurationError(str(document.problem(path, problem)))
+    return ConfigurationError(escape_controls(str(document.problem(path, problem))))
 
 
 def object_at(document: Document, value: JsonValue, path: FieldPath = ()) -> JsonObject:
