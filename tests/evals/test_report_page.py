@@ -229,7 +229,7 @@ def test_expectations_are_words() -> None:
         state=execution_pb2.EXECUTION_STATE_FAILED,
         reason=error_pb2.ERROR_REASON_TOOL_FAILED,
         session_state=[
-            eval_set_pb2.ExpectedStateValue(path="order", match=matcher(regex="tea")),
+            eval_set_pb2.ExpectedStateValue(path="order", value_match=matcher(regex="tea")),
             eval_set_pb2.ExpectedStateValue(path="refund", absent=True),
         ],
         handoffs=[eval_set_pb2.ExpectedHandoff(from_agent="desk", to_agent="billing")],

@@ -64,13 +64,13 @@ def test_a_run_that_fails_otherwise_than_expected_is_a_crash() -> None:
     ("value", "words"),
     [
         ({"path": "order"}, ""),
-        ({"path": "order.items.1", "match": {"equals_json": '"tea"'}}, ""),
-        ({"path": "order", "match": {"subset_json": '{"paid": true}'}}, ""),
+        ({"path": "order.items.1", "value_match": {"equals_json": '"tea"'}}, ""),
+        ({"path": "order", "value_match": {"subset_json": '{"paid": true}'}}, ""),
         ({"path": "refund", "absent": True}, ""),
         ({"path": "refund"}, "session_state refund: there is no value"),
         ({"path": "order.items.2"}, "session_state order.items.2: there is no value"),
         ({"path": "order", "absent": True}, "session_state order: there is a value, expected none"),
-        ({"path": "order.items.0", "match": {"equals_json": '"tea"'}}, "session_state order.items.0: "),
+        ({"path": "order.items.0", "value_match": {"equals_json": '"tea"'}}, "session_state order.items.0: "),
     ],
 )
 def test_values_of_the_session_are_compared_by_their_paths(value: dict[str, Any], words: str) -> None:
@@ -153,8 +153,8 @@ async def test_what_a_run_leaves_in_its_session_is_expected_turn_by_turn(server:
         turn["expect"] = {
             "run": {
                 "session_state": [
-                    {"path": "said", "match": {"equals_json": json.dumps(words)}},
-                    {"path": "name", "match": {"equals_json": '"Ada"'}},
+                    {"path": "said", "value_match": {"equals_json": json.dumps(words)}},
+                    {"path": "name", "value_match": {"equals_json": '"Ada"'}},
                 ]
             }
         }

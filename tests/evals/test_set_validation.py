@@ -318,8 +318,8 @@ def test_an_expected_end_is_one_that_runs_agents_and_calls_have() -> None:
     running = "EXECUTION_STATE_RUNNING"
     values = [
         {"path": "a..b"},
-        {"path": "a", "absent": True, "match": {"regex": "x"}},
-        {"path": "a", "match": {"regex": "("}},
+        {"path": "a", "absent": True, "valueMatch": {"regex": "x"}},
+        {"path": "a", "valueMatch": {"regex": "("}},
     ]
     expect = {
         "run": {"state": running, "reason": "ERROR_REASON_TOOL_FAILED", "sessionState": values},
@@ -341,8 +341,8 @@ def test_an_expected_end_is_one_that_runs_agents_and_calls_have() -> None:
         "run.state",
         "run.reason",
         "run.session_state[0].path",
-        "run.session_state[1].match",
-        "run.session_state[2].match",
+        "run.session_state[1].value_match",
+        "run.session_state[2].value_match",
     ]
 
 
@@ -391,6 +391,34 @@ def test_a_metric_that_has_nothing_to_score_is_reported_with_its_case() -> None:
     assert of_metric({"agentTrajectory": {}}) == [("", "has nothing to score: the case 'c0' expects no agents.")]
     assert of_metric({"finalResponse": {}}) == [("", "has nothing to score: the case 'c0' expects no answer.")]
     assert of_metric({"toolTrajectory": {}}) == []
+
+
+def test_a_reference_has_something_to_compare() -> None:
+    assert of_metric({"rouge1": {}}) == [("", "has nothing to score: the case 'c0' expects no answer.exact.")]
+    no_words = "has no word of the letters a to z or digits, which are all that ROUGE-1 counts: use `similarity`."
+    blank = "is blank: there is nothing to compare."
+    assert of_metric({"rouge1": {"reference": "Привет"}}) == [("rouge_1.reference", no_words)]
+    assert of_metric({"similarity": {"reference": " "}}) == [("similarity.reference", blank)]
+    assert of_metric({"similarity": {"reference": "Привет"}}) == []
+    expected = {"turns": [{"user": "Hi.", "expect": {"answer": {"exact": "世界"}}}], "metrics": [{"similarity": {}}]}
+    assert of_case(expected) == []
+    assert problems(expected, defaults={"metrics": [{"rouge1": {}}]}) == [
+        ("cases[0].turns[0].expect.answer.exact", no_words)
+    ]
+
+
+def test_no_part_of_an_expected_answer_is_left_unscored() -> None:
+    answer = {"exact": "Yes.", "contains": ["Y"]}
+    case = {"turns": [{"user": "Hi.", "expect": {"answer": answer}}], "metrics": [{"similarity": {}}]}
+    assert of_case(case) == [
+        (
+            "turns[0].expect.answer.contains",
+            "is scored by no metric: the case has `similarity`, which compares `exact` alone. Set its `reference` "
+            "instead.",
+        )
+    ]
+    assert of_case({**case, "metrics": [{"similarity": {"reference": "Yes."}}]}) == []
+    assert of_case({**case, "metrics": [{"similarity": {}}, {"finalResponse": {}}]}) == []
 
 
 def test_a_default_metric_scores_the_cases_that_expect_something() -> None:

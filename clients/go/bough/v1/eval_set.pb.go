@@ -860,8 +860,8 @@ type ExpectedStateValue struct {
 	// The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0".
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	// How the value is compared; unset for any value.
-	Match *ValueMatcher `protobuf:"bytes,2,opt,name=match,proto3" json:"match,omitempty"`
-	// Whether there must be no value there. Not together with `match`.
+	ValueMatch *ValueMatcher `protobuf:"bytes,2,opt,name=value_match,json=valueMatch,proto3" json:"value_match,omitempty"`
+	// Whether there must be no value there. Not together with `value_match`.
 	Absent        bool `protobuf:"varint,3,opt,name=absent,proto3" json:"absent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -904,9 +904,9 @@ func (x *ExpectedStateValue) GetPath() string {
 	return ""
 }
 
-func (x *ExpectedStateValue) GetMatch() *ValueMatcher {
+func (x *ExpectedStateValue) GetValueMatch() *ValueMatcher {
 	if x != nil {
-		return x.Match
+		return x.ValueMatch
 	}
 	return nil
 }
@@ -2116,6 +2116,8 @@ type EvalMetric struct {
 	//	*EvalMetric_LlmJudge
 	//	*EvalMetric_Custom
 	//	*EvalMetric_RunOutcome
+	//	*EvalMetric_Rouge_1
+	//	*EvalMetric_Similarity
 	Kind          isEvalMetric_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2235,6 +2237,24 @@ func (x *EvalMetric) GetRunOutcome() *RunOutcomeMetric {
 	return nil
 }
 
+func (x *EvalMetric) GetRouge_1() *RougeMetric {
+	if x != nil {
+		if x, ok := x.Kind.(*EvalMetric_Rouge_1); ok {
+			return x.Rouge_1
+		}
+	}
+	return nil
+}
+
+func (x *EvalMetric) GetSimilarity() *SimilarityMetric {
+	if x != nil {
+		if x, ok := x.Kind.(*EvalMetric_Similarity); ok {
+			return x.Similarity
+		}
+	}
+	return nil
+}
+
 type isEvalMetric_Kind interface {
 	isEvalMetric_Kind()
 }
@@ -2274,6 +2294,16 @@ type EvalMetric_RunOutcome struct {
 	RunOutcome *RunOutcomeMetric `protobuf:"bytes,9,opt,name=run_outcome,json=runOutcome,proto3,oneof"`
 }
 
+type EvalMetric_Rouge_1 struct {
+	// Counts the words that the answer shares with a reference: ROUGE-1.
+	Rouge_1 *RougeMetric `protobuf:"bytes,10,opt,name=rouge_1,json=rouge1,proto3,oneof"`
+}
+
+type EvalMetric_Similarity struct {
+	// Counts the characters in which the answer differs from a reference: the Levenshtein distance.
+	Similarity *SimilarityMetric `protobuf:"bytes,11,opt,name=similarity,proto3,oneof"`
+}
+
 func (*EvalMetric_AgentTrajectory) isEvalMetric_Kind() {}
 
 func (*EvalMetric_ToolTrajectory) isEvalMetric_Kind() {}
@@ -2287,6 +2317,10 @@ func (*EvalMetric_LlmJudge) isEvalMetric_Kind() {}
 func (*EvalMetric_Custom) isEvalMetric_Kind() {}
 
 func (*EvalMetric_RunOutcome) isEvalMetric_Kind() {}
+
+func (*EvalMetric_Rouge_1) isEvalMetric_Kind() {}
+
+func (*EvalMetric_Similarity) isEvalMetric_Kind() {}
 
 // Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
 // condition holds, else 0.
@@ -2561,6 +2595,107 @@ func (x *FinalResponseMetric) GetAnswer() *ExpectedAnswer {
 	return nil
 }
 
+// Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
+// rouge-score computes it without stemming: 2 * m / (a + r), where a and r are the numbers of words in the answer and the reference,
+// and m counts each word as often as both have it. Words are the longest runs of a-z and 0-9 in the lower-cased text, so that every
+// other letter separates words, those with accents and of other alphabets too. The score of a trial is the mean over its turns. A turn
+// whose run has no answer scores 0, and one with too much to compare is not scored.
+type RougeMetric struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The reference, for the last turn: no other turn is scored then. At least one word. Empty: `answer.exact` of each turn that expects it,
+	// which `final_response` does not compare then unless it is a metric of the case.
+	Reference     string `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RougeMetric) Reset() {
+	*x = RougeMetric{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RougeMetric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RougeMetric) ProtoMessage() {}
+
+func (x *RougeMetric) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RougeMetric.ProtoReflect.Descriptor instead.
+func (*RougeMetric) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RougeMetric) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
+// Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
+// distance, the fewest characters that have to be inserted, deleted or replaced to make one text of the other, and n is the length of the
+// longer one. Characters are Unicode code points; case counts, and white space around a text does not. The score of a trial is the
+// mean over its turns. A turn whose run has no answer scores 0, and one with too much to compare is not scored.
+type SimilarityMetric struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The reference, for the last turn: no other turn is scored then. Not blank. Empty: `answer.exact` of each turn that expects it, which
+	// `final_response` does not compare then unless it is a metric of the case.
+	Reference     string `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SimilarityMetric) Reset() {
+	*x = SimilarityMetric{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SimilarityMetric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SimilarityMetric) ProtoMessage() {}
+
+func (x *SimilarityMetric) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SimilarityMetric.ProtoReflect.Descriptor instead.
+func (*SimilarityMetric) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SimilarityMetric) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
 // Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
 type BudgetMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2580,7 +2715,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2727,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2740,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -2642,7 +2777,7 @@ type JudgeRubric struct {
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +2789,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +2802,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -2712,7 +2847,7 @@ type LlmJudgeMetric struct {
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2859,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2872,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -2797,7 +2932,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +2944,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +2957,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -2900,10 +3035,11 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\x0e2\x15.bough.v1.ErrorReasonR\x06reason\x12A\n" +
 	"\rsession_state\x18\x03 \x03(\v2\x1c.bough.v1.ExpectedStateValueR\fsessionState\x125\n" +
 	"\bhandoffs\x18\x04 \x03(\v2\x19.bough.v1.ExpectedHandoffR\bhandoffs\x12=\n" +
-	"\rhandoffs_mode\x18\x05 \x01(\x0e2\x18.bough.v1.TrajectoryModeR\fhandoffsMode\"n\n" +
+	"\rhandoffs_mode\x18\x05 \x01(\x0e2\x18.bough.v1.TrajectoryModeR\fhandoffsMode\"y\n" +
 	"\x12ExpectedStateValue\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12,\n" +
-	"\x05match\x18\x02 \x01(\v2\x16.bough.v1.ValueMatcherR\x05match\x12\x16\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x127\n" +
+	"\vvalue_match\x18\x02 \x01(\v2\x16.bough.v1.ValueMatcherR\n" +
+	"valueMatch\x12\x16\n" +
 	"\x06absent\x18\x03 \x01(\bR\x06absent\"K\n" +
 	"\x0fExpectedHandoff\x12\x1d\n" +
 	"\n" +
@@ -3009,7 +3145,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"value_json\x18\x05 \x01(\tH\x01R\tvalueJson\x12:\n" +
 	"\ftool_outcome\x18\x06 \x01(\v2\x15.bough.v1.ToolOutcomeH\x01R\vtoolOutcomeB\a\n" +
 	"\x05aboutB\b\n" +
-	"\x06answer\"\x96\x04\n" +
+	"\x06answer\"\x86\x05\n" +
 	"\n" +
 	"EvalMetric\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
@@ -3021,7 +3157,12 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\tllm_judge\x18\a \x01(\v2\x18.bough.v1.LlmJudgeMetricH\x00R\bllmJudge\x120\n" +
 	"\x06custom\x18\b \x01(\v2\x16.bough.v1.CustomMetricH\x00R\x06custom\x12=\n" +
 	"\vrun_outcome\x18\t \x01(\v2\x1a.bough.v1.RunOutcomeMetricH\x00R\n" +
-	"runOutcomeB\x06\n" +
+	"runOutcome\x120\n" +
+	"\arouge_1\x18\n" +
+	" \x01(\v2\x15.bough.v1.RougeMetricH\x00R\x06rouge1\x12<\n" +
+	"\n" +
+	"similarity\x18\v \x01(\v2\x1a.bough.v1.SimilarityMetricH\x00R\n" +
+	"similarityB\x06\n" +
 	"\x04kindB\f\n" +
 	"\n" +
 	"_threshold\"\x12\n" +
@@ -3041,7 +3182,11 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x05tools\x18\x03 \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\"]\n" +
 	"\x13FinalResponseMetric\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x120\n" +
-	"\x06answer\x18\x02 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\"v\n" +
+	"\x06answer\x18\x02 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\"+\n" +
+	"\vRougeMetric\x12\x1c\n" +
+	"\treference\x18\x01 \x01(\tR\treference\"0\n" +
+	"\x10SimilarityMetric\x12\x1c\n" +
+	"\treference\x18\x01 \x01(\tR\treference\"v\n" +
 	"\fBudgetMetric\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12(\n" +
 	"\x06limits\x18\x02 \x01(\v2\x10.bough.v1.LimitsR\x06limits\x12\x1b\n" +
@@ -3093,7 +3238,7 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
@@ -3123,96 +3268,100 @@ var file_bough_v1_eval_set_proto_goTypes = []any{
 	(*AgentTrajectoryMetric)(nil), // 25: bough.v1.AgentTrajectoryMetric
 	(*ToolTrajectoryMetric)(nil),  // 26: bough.v1.ToolTrajectoryMetric
 	(*FinalResponseMetric)(nil),   // 27: bough.v1.FinalResponseMetric
-	(*BudgetMetric)(nil),          // 28: bough.v1.BudgetMetric
-	(*JudgeRubric)(nil),           // 29: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 30: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 31: bough.v1.CustomMetric
-	nil,                           // 32: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
-	(*ModelSettings)(nil),         // 34: bough.v1.ModelSettings
-	(*Message)(nil),               // 35: bough.v1.Message
-	(*InvocationSource)(nil),      // 36: bough.v1.InvocationSource
-	(ExecutionState)(0),           // 37: bough.v1.ExecutionState
-	(ErrorReason)(0),              // 38: bough.v1.ErrorReason
-	(*ForkChanges)(nil),           // 39: bough.v1.ForkChanges
-	(*AgentError)(nil),            // 40: bough.v1.AgentError
-	(*ToolOutcome)(nil),           // 41: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 42: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 43: bough.v1.AgentKind
-	(*Limits)(nil),                // 44: bough.v1.Limits
+	(*RougeMetric)(nil),           // 28: bough.v1.RougeMetric
+	(*SimilarityMetric)(nil),      // 29: bough.v1.SimilarityMetric
+	(*BudgetMetric)(nil),          // 30: bough.v1.BudgetMetric
+	(*JudgeRubric)(nil),           // 31: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 32: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 33: bough.v1.CustomMetric
+	nil,                           // 34: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
+	(*ModelSettings)(nil),         // 36: bough.v1.ModelSettings
+	(*Message)(nil),               // 37: bough.v1.Message
+	(*InvocationSource)(nil),      // 38: bough.v1.InvocationSource
+	(ExecutionState)(0),           // 39: bough.v1.ExecutionState
+	(ErrorReason)(0),              // 40: bough.v1.ErrorReason
+	(*ForkChanges)(nil),           // 41: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 42: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 43: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 44: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 45: bough.v1.AgentKind
+	(*Limits)(nil),                // 46: bough.v1.Limits
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
 	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
 	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
 	22, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	33, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	32, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	35, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	34, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
 	7,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
 	17, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
 	18, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
 	21, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
 	22, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	33, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	35, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
 	6,  // 11: bough.v1.EvalCase.user:type_name -> bough.v1.SimulatedUser
 	8,  // 12: bough.v1.SimulatedUser.expect:type_name -> bough.v1.EvalExpectation
-	34, // 13: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
-	35, // 14: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	36, // 13: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
+	37, // 14: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
 	8,  // 15: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	36, // 16: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	38, // 16: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
 	12, // 17: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
 	14, // 18: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
 	16, // 19: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
 	9,  // 20: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
-	37, // 21: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
-	38, // 22: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
+	39, // 21: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
+	40, // 22: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
 	10, // 23: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
 	11, // 24: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
 	2,  // 25: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
-	13, // 26: bough.v1.ExpectedStateValue.match:type_name -> bough.v1.ValueMatcher
+	13, // 26: bough.v1.ExpectedStateValue.value_match:type_name -> bough.v1.ValueMatcher
 	13, // 27: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
 	13, // 28: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
 	13, // 29: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	37, // 30: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
+	39, // 30: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
 	15, // 31: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
 	16, // 32: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
 	0,  // 33: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
 	1,  // 34: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
 	14, // 35: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
 	2,  // 36: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	37, // 37: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
+	39, // 37: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
 	13, // 38: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
-	39, // 39: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	41, // 39: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
 	20, // 40: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
 	19, // 41: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
 	13, // 42: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
-	35, // 43: bough.v1.AgentMock.message:type_name -> bough.v1.Message
-	40, // 44: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	37, // 43: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	42, // 44: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
 	13, // 45: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	41, // 46: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	42, // 47: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	41, // 48: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	43, // 46: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	44, // 47: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	43, // 48: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
 	25, // 49: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
 	26, // 50: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
 	27, // 51: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	28, // 52: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	30, // 53: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	31, // 54: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	30, // 52: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	32, // 53: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	33, // 54: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
 	23, // 55: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
-	43, // 56: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	24, // 57: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 58: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 59: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 60: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	14, // 61: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	12, // 62: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	44, // 63: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	29, // 64: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	34, // 65: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	66, // [66:66] is the sub-list for method output_type
-	66, // [66:66] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	28, // 56: bough.v1.EvalMetric.rouge_1:type_name -> bough.v1.RougeMetric
+	29, // 57: bough.v1.EvalMetric.similarity:type_name -> bough.v1.SimilarityMetric
+	45, // 58: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	24, // 59: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 60: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 61: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 62: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	14, // 63: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	12, // 64: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	46, // 65: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	31, // 66: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	36, // 67: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	68, // [68:68] is the sub-list for method output_type
+	68, // [68:68] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -3265,16 +3414,18 @@ func file_bough_v1_eval_set_proto_init() {
 		(*EvalMetric_LlmJudge)(nil),
 		(*EvalMetric_Custom)(nil),
 		(*EvalMetric_RunOutcome)(nil),
+		(*EvalMetric_Rouge_1)(nil),
+		(*EvalMetric_Similarity)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[25].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[27].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

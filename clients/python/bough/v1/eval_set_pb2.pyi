@@ -515,26 +515,26 @@ class ExpectedStateValue(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
-    MATCH_FIELD_NUMBER: _builtins.int
+    VALUE_MATCH_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0"."""
     absent: _builtins.bool
-    """Whether there must be no value there. Not together with `match`."""
+    """Whether there must be no value there. Not together with `value_match`."""
     @_builtins.property
-    def match(self) -> Global___ValueMatcher:
+    def value_match(self) -> Global___ValueMatcher:
         """How the value is compared; unset for any value."""
 
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
-        match: Global___ValueMatcher | None = ...,
+        value_match: Global___ValueMatcher | None = ...,
         absent: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["match", b"match"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["value_match", b"value_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "match", b"match", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "path", b"path", "value_match", b"value_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1117,6 +1117,8 @@ class EvalMetric(_message.Message):
     LLM_JUDGE_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
     RUN_OUTCOME_FIELD_NUMBER: _builtins.int
+    ROUGE_1_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function."""
     threshold: _builtins.float
@@ -1149,6 +1151,14 @@ class EvalMetric(_message.Message):
     def run_outcome(self) -> Global___RunOutcomeMetric:
         """Compares how the run ends with EvalExpectation.run."""
 
+    @_builtins.property
+    def rouge_1(self) -> Global___RougeMetric:
+        """Counts the words that the answer shares with a reference: ROUGE-1."""
+
+    @_builtins.property
+    def similarity(self) -> Global___SimilarityMetric:
+        """Counts the characters in which the answer differs from a reference: the Levenshtein distance."""
+
     def __init__(
         self,
         *,
@@ -1161,14 +1171,16 @@ class EvalMetric(_message.Message):
         llm_judge: Global___LlmJudgeMetric | None = ...,
         custom: Global___CustomMetric | None = ...,
         run_outcome: Global___RunOutcomeMetric | None = ...,
+        rouge_1: Global___RougeMetric | None = ...,
+        similarity: Global___SimilarityMetric | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "run_outcome", b"run_outcome", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "rouge_1", b"rouge_1", "run_outcome", b"run_outcome", "similarity", b"similarity", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "name", b"name", "run_outcome", b"run_outcome", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "name", b"name", "rouge_1", b"rouge_1", "run_outcome", b"run_outcome", "similarity", b"similarity", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["agent_trajectory", "tool_trajectory", "final_response", "budget", "llm_judge", "custom", "run_outcome"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["agent_trajectory", "tool_trajectory", "final_response", "budget", "llm_judge", "custom", "run_outcome", "rouge_1", "similarity"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
@@ -1321,6 +1333,63 @@ class FinalResponseMetric(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinalResponseMetric: _TypeAlias = FinalResponseMetric  # noqa: Y015
+
+@_typing.final
+class RougeMetric(_message.Message):
+    """Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
+    rouge-score computes it without stemming: 2 * m / (a + r), where a and r are the numbers of words in the answer and the reference,
+    and m counts each word as often as both have it. Words are the longest runs of a-z and 0-9 in the lower-cased text, so that every
+    other letter separates words, those with accents and of other alphabets too. The score of a trial is the mean over its turns. A turn
+    whose run has no answer scores 0, and one with too much to compare is not scored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    reference: _builtins.str
+    """The reference, for the last turn: no other turn is scored then. At least one word. Empty: `answer.exact` of each turn that expects it,
+    which `final_response` does not compare then unless it is a metric of the case.
+    """
+    def __init__(
+        self,
+        *,
+        reference: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RougeMetric: _TypeAlias = RougeMetric  # noqa: Y015
+
+@_typing.final
+class SimilarityMetric(_message.Message):
+    """Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
+    distance, the fewest characters that have to be inserted, deleted or replaced to make one text of the other, and n is the length of the
+    longer one. Characters are Unicode code points; case counts, and white space around a text does not. The score of a trial is the
+    mean over its turns. A turn whose run has no answer scores 0, and one with too much to compare is not scored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    reference: _builtins.str
+    """The reference, for the last turn: no other turn is scored then. Not blank. Empty: `answer.exact` of each turn that expects it, which
+    `final_response` does not compare then unless it is a metric of the case.
+    """
+    def __init__(
+        self,
+        *,
+        reference: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimilarityMetric: _TypeAlias = SimilarityMetric  # noqa: Y015
 
 @_typing.final
 class BudgetMetric(_message.Message):

@@ -82,7 +82,7 @@ def _value_difference(expected: eval_set_pb2.ExpectedStateValue, values: Mapping
         return "" if expected.absent else "there is no value"
     if expected.absent:
         return "there is a value, expected none"
-    return mismatch(expected.match, json.dumps(value)) if expected.HasField("match") else ""
+    return mismatch(expected.value_match, json.dumps(value)) if expected.HasField("value_match") else ""
 
 
 def _handoff_differences(expected: eval_set_pb2.ExpectedRun, actual: invocation_pb2.Invocation) -> Iterator[str]:

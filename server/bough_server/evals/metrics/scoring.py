@@ -22,7 +22,14 @@ from bough.v1.eval_set_pb2 import (
     ToolTrajectoryMetric,
 )
 from bough.v1.invocation_pb2 import Invocation
-from bough_server.evals.metrics import agent_trajectory, budget, final_response, run_outcome, tool_trajectory
+from bough_server.evals.metrics import (
+    agent_trajectory,
+    budget,
+    final_response,
+    run_outcome,
+    text_metrics,
+    tool_trajectory,
+)
 from bough_server.evals.metrics.turn import Turn, list_expectations, name_of, name_turn, no_score
 from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
 from bough_server.evals.trees.conversation import merge_turns
@@ -57,6 +64,7 @@ _SCORES: Final[Mapping[str, _Score]] = MappingProxyType(
         "final_response": final_response.score,
         "budget": budget.score,
         "run_outcome": run_outcome.score,
+        **dict.fromkeys(text_metrics.KINDS, text_metrics.score),
     }
 )
 
@@ -158,7 +166,8 @@ def _is_expected(case: EvalCase, field: str) -> bool:
 def _scores_field(metric: EvalMetric, field: str) -> bool:
     """Return whether a metric judges a field of expectations: not if it has its own expectation instead."""
     if field == "answer":
-        return metric.HasField("final_response") and not metric.final_response.HasField("answer")
+        compares_exactly = metric.HasField("final_response") and not metric.final_response.HasField("answer")
+        return compares_exactly or text_metrics.has_expected_reference(metric)
     if field == "tools":
         return metric.HasField("tool_trajectory") and not metric.tool_trajectory.tools
     return metric.HasField("run_outcome" if field == "run" else "agent_trajectory")

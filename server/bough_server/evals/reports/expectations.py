@@ -83,7 +83,7 @@ def _run_words(run: eval_set_pb2.ExpectedRun) -> Iterator[str]:
     if run.reason:
         yield f"for the reason {name_reason(run.reason)}"
     for value in run.session_state:
-        wanted = matcher_words(value.match) if value.HasField("match") else "is there"
+        wanted = matcher_words(value.value_match) if value.HasField("value_match") else "is there"
         yield f"session state {value.path} {'is absent' if value.absent else wanted}"
     if run.handoffs or run.handoffs_mode:
         mode = _MODES.get(run.handoffs_mode, _MODES[eval_set_pb2.TRAJECTORY_MODE_EXACT])

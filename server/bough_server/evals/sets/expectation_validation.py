@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2, execution_pb2
 from bough_server.documents.yaml import suggestion
+from bough_server.evals.metrics import text_metrics
 from bough_server.evals.metrics.llm_judge import template_mistake
 from bough_server.evals.metrics.turn import list_expectations
 from bough_server.evals.sets.eval_set import metric_name
@@ -59,10 +60,10 @@ def _run_problems(run: eval_set_pb2.ExpectedRun, place: str) -> Iterator[FieldPr
         inner = f"{place}.session_state[{index}]"
         if not is_path(value.path):
             yield f"{inner}.path", "must be a key, then names of members and numbers of items, each after a dot."
-        if value.absent and value.HasField("match"):
-            yield f"{inner}.match", "excludes absent: set one of the two."
-        if problem := check_matcher(value.match):
-            yield f"{inner}.match", problem
+        if value.absent and value.HasField("value_match"):
+            yield f"{inner}.value_match", "excludes absent: set one of the two."
+        if problem := check_matcher(value.value_match):
+            yield f"{inner}.value_match", problem
 
 
 def _state_problems(state: execution_pb2.ExecutionState.ValueType, place: str) -> Iterator[FieldProblem]:
@@ -149,6 +150,9 @@ def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownName
         case "final_response":
             if problem := check_answer(metric.final_response.answer):
                 yield f"{place}.final_response.answer", problem
+        case "rouge_1" | "similarity" as kind if reference := text_metrics.find_reference(metric):
+            if problem := text_metrics.reference_mistake(kind, reference):
+                yield f"{place}.{kind}.reference", problem
         case "budget":
             yield from _budget_problems(metric.budget, f"{place}.budget")
         case "llm_judge":
@@ -190,6 +194,24 @@ def unknown_name(kind: str, name: str, known: Iterable[str] | None, place: str) 
         yield place, f"There is no {kind} {name!r}.{suggestion(name, known)}"
 
 
+def reference_problems(
+    case: eval_set_pb2.EvalCase, metrics: Iterable[eval_set_pb2.EvalMetric], place: str
+) -> Iterator[FieldProblem]:
+    """Yield every problem of expected answers, in the case at `place`, as references of its metrics."""
+    merged = list(metrics)
+    kinds = sorted(metric.WhichOneof("kind") or "" for metric in merged if text_metrics.has_expected_reference(metric))
+    is_compared_exactly = any(metric.HasField("final_response") for metric in merged)
+    for index, turn in enumerate(case.turns) if kinds else ():
+        inner, answer = f"{place}.turns[{index}].expect.answer", turn.expect.answer
+        if answer.HasField("exact"):
+            mistakes = (text_metrics.reference_mistake(kind, answer.exact) for kind in kinds)
+            yield from [(f"{inner}.exact", mistake) for mistake in filter(None, mistakes)][:1]
+        others = [field.name for field, _ in answer.ListFields() if field.name != "exact"]
+        if others and not is_compared_exactly:
+            metric = f"`{kinds[0]}`, which compares `exact` alone"
+            yield f"{inner}.{others[0]}", f"is scored by no metric: the case has {metric}. Set its `reference` instead."
+
+
 def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
     """Return what a case would have to expect for the metric to score it; empty if it has that.
 
@@ -202,4 +224,7 @@ def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2
             return "run"
         case "final_response" if not metric.final_response.HasField("answer"):
             return "" if any(expect.HasField("answer") for expect in list_expectations(case)) else "answer"
+        case "rouge_1" | "similarity" if not text_metrics.find_reference(metric):
+            has_exact = any(expect.answer.HasField("exact") for expect in list_expectations(case))
+            return "" if has_exact else "answer.exact"
     return ""

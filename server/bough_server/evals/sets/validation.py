@@ -12,7 +12,14 @@ from bough.v1 import eval_set_pb2, message_pb2
 from bough_server.agents.loading import drop_reported_problems
 from bough_server.engine.input_requests import outcome_mistakes
 from bough_server.errors import InvalidRequest, Problem
-from bough_server.evals.sets.eval_set import MAX_SET_BYTES, SetSource, count_trials, is_recorded, max_turns_of
+from bough_server.evals.sets.eval_set import (
+    MAX_SET_BYTES,
+    SetSource,
+    count_trials,
+    is_recorded,
+    max_turns_of,
+    merge_metrics,
+)
 from bough_server.evals.sets.expectation_validation import (
     FieldProblem,
     KnownNames,
@@ -20,6 +27,7 @@ from bough_server.evals.sets.expectation_validation import (
     find_missing_expectation,
     json_problem,
     metrics_problems,
+    reference_problems,
     unknown_name,
 )
 from bough_server.evals.sets.unknown_names import unknown_names
@@ -136,6 +144,7 @@ def _case_problems(
     for index, answer in enumerate(case.answers):
         yield from _answer_problems(answer, f"{place}.answers[{index}]")
     yield from metrics_problems(case.metrics, f"{place}.metrics", known)
+    yield from reference_problems(case, merge_metrics(case, defaults).values(), place)
     for index, metric in enumerate(case.metrics):
         if missing := find_missing_expectation(metric, case):
             yield f"{place}.metrics[{index}]", f"has nothing to score: the case {case.id!r} expects no {missing}."
