@@ -40,6 +40,7 @@ CASES: Final = {
     "clients": "clients",
     "score": "score",
     "evaluate": "evaluate",
+    "compare": "compare",
     "replicas": "replicas",
 }
 REPORT: Final = Path("var/bench.json")

@@ -34,9 +34,11 @@ from bough_server.ids import new_uuid7
 from bough_server.interceptors.auth import current_caller
 from bough_server.interceptors.chain import interceptors
 from bough_server.interceptors.request_limits import most_bytes
+from bough_server.matching.secrets import RedactionRules
 from bough_server.models.registry import ConfiguredModels, build_models
 from bough_server.observability.logs import configure_logging
 from bough_server.observability.metrics import Metrics, open_metrics
+from bough_server.observability.score_events import ScoreEvents, make_logger_provider
 from bough_server.observability.tracing import Tracing, make_provider
 from bough_server.process.loop import ServerRunner, end_cancelled_process
 from bough_server.process.memory import give_back_freed_memory
@@ -157,7 +159,12 @@ class App:
                 stack.enter_context(watchdog)
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
-            evaluations = Evaluations(_evaluation_dependencies(settings, runs, store, dependencies))
+            score_events = _open_score_events(settings, stack)
+            evaluations = Evaluations(
+                _evaluation_dependencies(
+                    settings, runs, store=store, dependencies=dependencies, score_events=score_events
+                )
+            )
             stack.push_async_callback(evaluations.close)
             if recover:
                 await _recover(runs, evaluations)
@@ -345,6 +352,13 @@ def _open_tracing(settings: Settings, stack: AsyncExitStack) -> tuple[TracerProv
     return provider, tracing
 
 
+def _open_score_events(settings: Settings, stack: AsyncExitStack) -> ScoreEvents:
+    provider = make_logger_provider(export=settings.exports_logs)
+    score_events = ScoreEvents(provider, capture_content=settings.telemetry.capture_content)
+    stack.push_async_callback(run_in_thread, score_events.close)
+    return score_events
+
+
 def _open_metrics(settings: Settings) -> AbstractAsyncContextManager[tuple[Metrics | None, str]]:
     telemetry = settings.telemetry
     return open_metrics(host=telemetry.prometheus_host, port=telemetry.prometheus_port, export=settings.exports_metrics)
@@ -427,9 +441,9 @@ async def _recover(runs: Runs, evaluations: Evaluations) -> None:
 
 
 def _evaluation_dependencies(
-    settings: Settings, runs: Runs, store: Store, dependencies: RunDependencies
+    settings: Settings, runs: Runs, *, store: Store, dependencies: RunDependencies, score_events: ScoreEvents
 ) -> EvaluationDependencies:
-    registry = dependencies.agents.registry
+    registry, redact = dependencies.agents.registry, settings.evaluation.redact
     return EvaluationDependencies(
         runs=runs,
         store=store,
@@ -442,6 +456,8 @@ def _evaluation_dependencies(
             if (model := registry.resolver.model(info.name)) is not None
         },
         metrics=load_metrics(settings.python, settings.folder),
+        score_events=score_events,
+        redaction=RedactionRules(fields=redact.fields, patterns=redact.patterns),
         count_hung_metric=_ignore if dependencies.metrics is None else dependencies.metrics.on_hung_metric,
     )
 

@@ -95,7 +95,7 @@ class Environment(BaseSettings):
 
 
 class _OpenTelemetry(BaseSettings):
-    """The OTEL_ variables that decide whether spans and metrics are exported; the exporters read the rest."""
+    """The OTEL_ variables that decide whether spans, metrics and log records are exported; exporters read the rest."""
 
     model_config = SettingsConfigDict(env_prefix="OTEL_", env_ignore_empty=True, extra="ignore", frozen=True)
 
@@ -105,6 +105,8 @@ class _OpenTelemetry(BaseSettings):
     exporter_otlp_endpoint: str = ""
     exporter_otlp_traces_endpoint: str = ""
     exporter_otlp_metrics_endpoint: str = ""
+    logs_exporter: str = ""
+    exporter_otlp_logs_endpoint: str = ""
 
     @property
     def exports_traces(self) -> bool:
@@ -113,6 +115,10 @@ class _OpenTelemetry(BaseSettings):
     @property
     def exports_metrics(self) -> bool:
         return self._exports(self.metrics_exporter, self.exporter_otlp_metrics_endpoint)
+
+    @property
+    def exports_logs(self) -> bool:
+        return self._exports(self.logs_exporter, self.exporter_otlp_logs_endpoint)
 
     def _exports(self, exporter: str, endpoint: str) -> bool:
         if self.sdk_disabled.strip().lower() == "true":
@@ -175,14 +181,14 @@ class Settings(Section):
     telemetry: TelemetrySection = TelemetrySection()
     """Traces and metrics."""
     evaluation: EvaluationSection = EvaluationSection()
-    """Evaluations, as the command line writes them."""
+    """Evaluations, as the command line writes them and judges see them."""
     log_level: LogLevel = "info"
     """The least severe messages that the server logs."""
     log_format: LogFormat = "text"
     """`text`: lines for people. `json`: one JSON object on each line."""
     address: str | None = None
-    """The server that commands speak to. Unset: the one that serves the database, else 127.0.0.1:50051 if it answers,
-    else a server inside the command.
+    """The server that commands speak to; of several, separated by commas, the first that answers. Unset: the one that
+    serves the database, else 127.0.0.1:50051 if it answers, else a server inside the command.
     """
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
@@ -192,6 +198,7 @@ class Settings(Section):
     _origins: Mapping[FieldPath, str] = PrivateAttr(default_factory=dict)
     _exports_traces: bool = PrivateAttr(default=False)
     _exports_metrics: bool = PrivateAttr(default=False)
+    _exports_logs: bool = PrivateAttr(default=False)
 
     @property
     def exports_traces(self) -> bool:
@@ -202,6 +209,11 @@ class Settings(Section):
     def exports_metrics(self) -> bool:
         """Whether OpenTelemetry's variables configure an OTLP export of metrics."""
         return self._exports_metrics
+
+    @property
+    def exports_logs(self) -> bool:
+        """Whether OpenTelemetry's variables configure an OTLP export of log records: of the scores of evaluations."""
+        return self._exports_logs
 
     @property
     def folder(self) -> Path:
@@ -222,6 +234,7 @@ class Settings(Section):
         variables: Mapping[str, str] | None = None,
         exports_traces: bool = False,
         exports_metrics: bool = False,
+        exports_logs: bool = False,
     ) -> "Settings":
         """Validate values whose relative names are below `folder`. Raises pydantic's ValidationError.
 
@@ -233,6 +246,7 @@ class Settings(Section):
         settings._folder = folder
         settings._secrets = Secrets({name: found[name] for name in sorted(names - {""}) if found.get(name)})
         settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
+        settings._exports_logs = exports_logs
         return settings
 
     @property
@@ -298,6 +312,7 @@ class Settings(Section):
                 variables=os.environ,
                 exports_traces=telemetry.exports_traces,
                 exports_metrics=telemetry.exports_metrics,
+                exports_logs=telemetry.exports_logs,
             )
         except ValidationError as error:
             raise ConfigurationError(

@@ -335,7 +335,7 @@ class TelemetrySection(Section):
     """Traces and metrics. The `OTEL_*` variables say where they are exported to by OTLP."""
 
     capture_content: Flag = False
-    """Whether spans carry messages, instructions, arguments and results."""
+    """Whether spans carry messages, instructions, arguments and results, and the events of scores their reasons."""
     prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """The address of the page with metrics for Prometheus, which is not encrypted."""
     prometheus_port: PortNumber | None = None
@@ -343,7 +343,7 @@ class TelemetrySection(Section):
 
 
 class RedactSection(Section):
-    """What is removed from every file that `bough eval` writes, and from what it prints of results."""
+    """What is removed from files that `bough eval` writes, from what it prints of results, and from what judges see."""
 
     fields: tuple[str, ...] = ()
     """Paths of members of JSON in any text, such as `password` or `user.email`; `*` is any member or item."""
@@ -352,10 +352,10 @@ class RedactSection(Section):
 
 
 class EvaluationSection(Section):
-    """Evaluations, as the command line writes them."""
+    """Evaluations, as the command line writes them and judges see them."""
 
     redact: RedactSection = RedactSection()
-    """What is removed from every file that `bough eval` writes, and from what it prints of results."""
+    """What is removed from files that `bough eval` writes, from what it prints of results, and from what judges see."""
 
 
 def database_url(text: str, folder: Path) -> str:

@@ -41,6 +41,16 @@ def template_mistake(template: str, known: Collection[str]) -> str:
     )
 
 
+def change_text(template: str, change: Callable[[str], str]) -> str:
+    """Return a template with the text around its placeholders changed."""
+    pieces: list[str] = []
+    end = 0
+    for found in _PLACEHOLDER.finditer(template):
+        pieces += [change(template[end : found.start()]), found.group()]
+        end = found.end()
+    return "".join([*pieces, change(template[end:])])
+
+
 def render(template: str, known: Mapping[str, Callable[[], str]], state: Mapping[str, Any], *, what: str) -> str:
     """Return a template with its placeholders filled in; values other than text become JSON text.
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
@@ -13,8 +13,8 @@ from bough import NO_REJOINING, AsyncClient, Client, Rejoining, Unavailable, col
 from bough.channel import RETRIED_METHODS
 from bough.v1 import agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 from bough.v1.session_service_pb2_grpc import SessionServiceServicer, add_SessionServiceServicer_to_server
-from tests.clients.run_events import desk
-from tests.clients.stream_server import Call, LoopbackService, client_of, listening
+from tests.clients.run_events import RUN_ID, desk
+from tests.clients.stream_server import AT_ONCE, Call, LoopbackService, client_of, listening
 
 SERVICES = {
     descriptor.full_name: descriptor
@@ -80,6 +80,15 @@ def test_of_every_method_it_is_said_whether_it_may_be_called_twice_for_once() ->
         ("bough.example:http", "is not HOST:PORT"),
         ("tcp://bough.example:1", "is not HOST:PORT"),
         ("", "is not HOST:PORT"),
+        ("a:1,,b:1", "has an empty item: write HOST:PORT,HOST:PORT."),
+        ("a:1,", "has an empty item"),
+        ("a:1,b:1, a:1", "names 'a:1' twice: name each server once."),
+        ("a:1,b", "has no port in 'b': write HOST:PORT"),
+        ("a:1;b:1", "is not HOST:PORT"),
+        ("a:1,b:c", "is not HOST:PORT,HOST:PORT: 'b:c' is not one."),
+        ("dns:a:1,dns:b:1", "has 'dns:a:1' in a list: write HOST:PORT,HOST:PORT, without dns:."),
+        ("a:1,ipv4:b:1", "has 'ipv4:b:1' in a list: write HOST:PORT,HOST:PORT, without ipv4:."),
+        ("a:1,http://b:1", "is not HOST:PORT,HOST:PORT: 'http://b:1' is not one."),
     ],
 )
 def test_an_address_that_is_none_is_refused_at_once(address: str, said: str, kind: type[Client]) -> None:
@@ -88,7 +97,14 @@ def test_an_address_that_is_none_is_refused_at_once(address: str, said: str, kin
 
 
 @pytest.mark.parametrize(
-    "address", ["dns://192.0.2.1/bough.example:1", "ipv4:192.0.2.7:1,192.0.2.8:1", "[::1]:1", "unix:bough.sock"]
+    "address",
+    [
+        "dns://192.0.2.1/bough.example:1",
+        "ipv4:192.0.2.7:1,192.0.2.8:1",
+        "[::1]:1",
+        "unix:bough.sock",
+        "localhost:1, [::1]:1",
+    ],
 )
 async def test_an_address_may_be_any_that_grpc_resolves(address: str) -> None:
     async with AsyncClient(address) as client:
@@ -111,6 +127,34 @@ async def test_a_server_that_is_down_is_reported_with_the_command_that_starts_on
                 await client.get_run("r1")
             with pytest.raises(Unavailable, match="No server could be reached: start one with `bough serve`"):
                 await client.evaluations.watch("e1").result()
+
+
+@pytest.mark.parametrize("other", ["localhost", "[::1]", "no-such-host.invalid"])
+async def test_of_several_addresses_the_first_that_answers_is_used_and_streams_continue_at_the_next(other: str) -> None:
+    first, second = LoopbackService(desk(), [Call(events=2, hold=True)]), LoopbackService(desk())
+    async with listening(second) as port, AsyncExitStack() as serving:
+        lost = await serving.enter_async_context(listening(first))
+        address = f"{other}:1,localhost:{lost}, 127.0.0.1:{port}"
+        async with AsyncClient(address, rejoining=AT_ONCE) as client:
+            stream = client.run("lead", "hi")
+            events = [await anext(stream), await anext(stream)]
+            await serving.aclose()
+            events += [event async for event in stream]
+            assert (await client.get_run(RUN_ID)).last_sequence == len(desk())
+    assert events == desk()
+    assert (len(first.asked), len(second.asked)) == (1, 1)
+
+
+async def test_several_addresses_are_used_by_the_synchronous_client() -> None:
+    async with listening(LoopbackService(desk())) as port:
+        with Client(f"localhost:1,localhost:{port}") as client:
+            assert await asyncio.to_thread(lambda: list(client.run("lead", "hi"))) == desk()
+
+
+async def test_names_of_which_none_is_known_are_reported_as_a_server_that_is_down() -> None:
+    async with AsyncClient("no-such-host.invalid:1,other-host.invalid:1") as client:
+        with pytest.raises(Unavailable, match="No server could be reached: start one with `bough serve`"):
+            await client.get_run("r1")
 
 
 async def test_a_session_is_asked_for_again_under_the_same_request_id() -> None:

@@ -72,6 +72,18 @@ async def test_a_token_is_sent_with_every_call_over_tls(tmp_path: Path) -> None:
     assert tokens == ["Bearer secret"] * 4
 
 
+async def test_the_certificates_of_several_servers_are_checked_for_one_name(tmp_path: Path) -> None:
+    trusted = grpc.ssl_channel_credentials(certificate(tmp_path, "bough.example").read_bytes())
+    async with _server(tmp_path / "models.pem") as (address, tokens):
+        await _use(f"127.0.0.1:1,{address}", trusted, "secret")
+        named = (("grpc.default_authority", "bough.example"),)
+        async with AsyncClient(f"localhost:1,{address}", credentials=trusted, options=named) as client:
+            await client.get_run(RUN_ID)
+        with pytest.raises(ValueError, match=r"names several hosts, .* options=\[\(\"grpc.default_authority\""):
+            AsyncClient(f"localhost:1,{address}", credentials=trusted)
+    assert tokens == ["Bearer secret", "Bearer secret", None]
+
+
 async def test_a_token_is_sent_in_the_clear_to_this_machine(tmp_path: Path) -> None:
     async with serve_tokens() as (address, tokens):
         await _use(address, None, "secret")
@@ -102,6 +114,7 @@ async def test_a_token_that_no_header_may_have_is_refused_and_not_shown(token: s
         "dns:///bough.example:50051",
         "[2001:db8::1]:50051",
         "ipv4:127.0.0.1:1,192.0.2.7:1",
+        "127.0.0.1:1,192.0.2.7:1",
     ],
 )
 @pytest.mark.parametrize("kind", [AsyncClient, Client])
@@ -121,6 +134,7 @@ def test_a_token_never_travels_unencrypted_to_another_machine(kind: type[Client]
         "ipv6:[::1]:1",
         "unix:bough.sock",
         "unix:///run/bough.sock",
+        "localhost:1,[::1]:1",
     ],
 )
 def test_this_machine_has_many_names(address: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
-from bough.v1 import event_pb2, invocation_pb2
+from bough.v1 import eval_result_pb2, event_pb2, invocation_pb2
 from tests.clients.cli_process import bough, bough_cold, started
 from tests.support.log_readings import failures
 from tests.support.processes import start_cold
@@ -37,6 +37,23 @@ async def test_a_turn_of_the_desk_is_run_inside_the_command_and_read_again_later
     assert [(agent.depth, agent.name) for agent in record.agents] == [(0, "lead"), (1, "researcher"), (1, "writer")]
     again = await bough(*CONFIG, "--embedded", "events", run_id[-8:], "--json", environment=database)
     assert again.out == ran.out
+
+
+async def test_a_simulated_reader_says_the_same_each_time_and_its_runs_can_be_replayed(
+    database: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    evaluate = ("eval", "run", str(DESK.parent / "eval" / "reader.yaml"), "--trials", "2", "--json", str(file))
+    ran = await bough(*CONFIG, "--embedded", *evaluate, environment=database)
+    first, second = json_format.Parse(file.read_text(encoding="utf-8"), eval_result_pb2.EvalResult()).cases[0].trials
+    listed = await bough(*CONFIG, "--embedded", "runs", "--evaluation", "last", "--json", environment=database)
+    users = [json.loads(line) for line in listed.out.splitlines() if '"agent":"user"' in line.replace(" ", "")]
+    replayed = await bough(*CONFIG, "--embedded", "replay", users[0]["runId"], environment=database)
+
+    assert (ran.code, replayed.code, len(users)) == (0, 0, 4)
+    assert [turn.user for turn in first.turns] == ["Why do leaves turn red?", "And which pigment is it?"]
+    assert [(turn.user, turn.answer) for turn in first.turns] == [(turn.user, turn.answer) for turn in second.turns]
+    assert first.user_finished
 
 
 async def test_without_a_server_the_first_line_is_still_the_run(database: dict[str, str]) -> None:

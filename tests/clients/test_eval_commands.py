@@ -11,7 +11,7 @@ from junitparser import JUnitXml
 
 from bough.v1 import eval_result_pb2
 from tests.clients.cli_process import bough, server_of
-from tests.clients.eval_project import write_set, write_team
+from tests.clients.eval_project import ANSWER, write_set, write_team
 
 DESK = Path(__file__).parents[2] / "examples" / "desk"
 WORSE = ("[boat]", "[ferry]")
@@ -135,12 +135,16 @@ async def test_runs_are_scored_by_a_case_of_a_set(port: int, tmp_path: Path) -> 
     unset = await bough("eval", "score", "last", port=port)
     several = await bough("eval", "score", "last", "--set", write_set(tmp_path), port=port)
     unknown = await bough("eval", "score", "last", "--set", write_set(tmp_path), "--case", "olso", port=port)
+    user = f"{{model: default, goal: A trip., expect: {{answer: {{exact: {ANSWER}}}}}}}"
+    talk = write_set(tmp_path, text=f"name: talk\nagent: guide\ncases: [{{id: a, user: {user}}}]\n")
+    conversation = await bough("eval", "score", "last", "--set", talk, port=port)
     missed = write_set(tmp_path, WORSE)
     files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
     failed = await bough("eval", "score", "last", "--set", missed, "--case", "bergen", *files, port=port)
 
     assert [one.code for one in (passed, unset, several, unknown, failed)] == [0, 0, 2, 2, 1]
     assert "final_response=1 tool_trajectory=1 agent_trajectory=1" in passed.out
+    assert (conversation.code, "final_response=1" in conversation.out) == (0, True)
     assert "The set has several cases: choose one with --case." in several.err
     assert "There is no case 'olso'. Did you mean 'oslo'?" in unknown.err
     assert 'does not contain "ferry"' in failed.out

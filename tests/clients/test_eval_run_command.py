@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from bough.v1 import eval_result_pb2, evaluation_pb2, execution_pb2
 from tests.clients.cli_process import bough, server_of, started
 from tests.clients.eval_project import ANSWER, SLOW, write_set, write_team
 from tests.clients.terminals import at_a_terminal
-from tests.support.processes import Forked, serving
+from tests.support.processes import Finished, Forked, serving
 
 FAILED = eval_result_pb2.VERDICT_FAILED
 ALLOWED = ("--allow-removed", "--allow-incomplete-baseline")
@@ -128,6 +128,49 @@ async def test_four_files_are_written_whole_and_the_result_is_a_baseline(port: i
     assert written(files["json"]).cases[1].verdict == FAILED
 
 
+async def test_a_baseline_is_made_and_renewed_by_what_passes_and_kept_from_what_does_not(
+    port: int, tmp_path: Path
+) -> None:
+    def update(set_path: str, *options: str) -> Awaitable[Finished]:
+        return bough("eval", "run", set_path, "--baseline", str(baseline), "--update-baseline", *options, port=port)
+
+    baseline = tmp_path / "base.json"
+    made = await update(write_set(tmp_path), "--content", "none")
+    first = written(baseline)
+    renewed = await update(write_set(tmp_path), "--trials", "2")
+    second = written(baseline)
+    worse = await update(write_set(tmp_path, WORSE))
+
+    assert (made.code, renewed.code, worse.code) == (0, 0, 1)
+    assert (made.err.splitlines()[-1], renewed.err.splitlines()[-1]) == (f"wrote {baseline}",) * 2
+    assert ("compared with the baseline" in made.out, "compared with the baseline" in renewed.out) == (False, True)
+    assert (first.cases[0].trials[0].turns[0].answer, len(second.cases[0].trials)) == ("", 2)
+    newest_id = (await newest(port)).evaluation_id
+    accept = ("eval", "show", newest_id, "--json", str(baseline), "--content", "cut")
+    assert worse.err.splitlines()[-1] == (
+        f"{baseline} was not written, because the evaluation did not pass. To accept its result as the baseline: "
+        f"bough --address 127.0.0.1:{port} {' '.join(accept)}"
+    )
+    assert written(baseline) == second
+    await bough(*accept, port=port)
+    assert (written(baseline).evaluation_id, written(baseline).verdict) == (newest_id, FAILED)
+
+
+async def test_a_baseline_that_is_no_file_cannot_be_updated(port: int, tmp_path: Path) -> None:
+    path, update = write_set(tmp_path), "--update-baseline"
+    same = str(tmp_path / "r.json")
+
+    assert await refused(port, path, update) == "--update-baseline needs --baseline FILE: the file to write.\n"
+    assert await refused(port, path, update, "--baseline", "last") == (
+        "--update-baseline: --baseline last names an evaluation, and no file: name a file, one that exists or a new "
+        "one that ends in .json.\n"
+    )
+    assert await refused(port, path, update, "--baseline", same, "--json", same) == (
+        "Two of --junit, --markdown, --html and --json, and --baseline with --update-baseline, name the same file.\n"
+    )
+    assert "does not exist" in await refused(port, path, update, "--baseline", str(tmp_path / "no" / "r.json"))
+
+
 async def test_a_case_that_only_the_baseline_has_fails_unless_that_is_allowed(port: int, tmp_path: Path) -> None:
     baseline = str(tmp_path / "r.json")
     await bough("eval", "run", write_set(tmp_path), "--json", baseline, port=port)
@@ -236,6 +279,12 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
     assert (ended.code, "'[redacted]' in the case" in ended.err) == (0, True)
     assert "islands" not in recorded.read_text(encoding="utf-8")
     assert "oslo" not in recorded.read_text(encoding="utf-8")
+    ended = await bough(*embedded, "eval", "run", str(recorded))
+    assert (ended.code, "islands" in ended.out + ended.err) == (0, False), ended
+    # A verdict of a server that redacts nothing is no surprise: what it compares is the placeholder itself.
+    plain = write_team(tmp_path)
+    ended = await bough("--config", str(plain), "--embedded", "eval", "run", str(recorded))
+    assert (ended.code, 'expected "Take the boat to the [redacted]."' in ended.out) == (1, True), ended
     texts = {
         (content, name): (tmp_path / f"{content}.{name}").read_text(encoding="utf-8")
         for content in ("none", "cut", "full")
@@ -338,10 +387,14 @@ async def test_an_evaluation_that_is_cancelled_elsewhere_exits_with_4_and_writes
 
 
 async def test_ctrl_c_cancels_the_evaluation_and_exits_with_130(port: int, tmp_path: Path) -> None:
-    running, evaluation_id = await begun(port, write_set(tmp_path, text=SLOW))
+    baseline = tmp_path / "base.json"
+    update = ("--baseline", str(baseline), "--update-baseline")
+    running, evaluation_id = await begun(port, write_set(tmp_path, text=SLOW), *update)
     running.send_signal(signal.SIGINT)
     out, err = await running.communicate()
 
+    unwritten = f"{baseline} was not written: the result is of an evaluation that is CANCELLED, not SUCCEEDED."
+    assert (err.decode().splitlines()[-1], baseline.exists()) == (unwritten, False)
     assert (running.returncode, out.decode().splitlines()[-1].startswith("cancelled: ")) == (130, True)
     assert "Cancelling the evaluation; Ctrl-C again to leave at once." in err.decode()
     assert "Traceback" not in err.decode()

@@ -186,10 +186,19 @@ async def test_without_a_configuration_names_are_not_checked(tmp_path: Path) -> 
     ]
 
 
-async def test_the_set_of_the_example_desk_is_sound() -> None:
+async def test_the_sets_of_the_example_desk_are_sound() -> None:
     examples = Path(__file__).parents[2] / "examples"
-    ended = await bough(
-        "--config", str(examples / "desk/bough.yaml"), "eval", "validate", str(examples / "eval/desk.yaml")
-    )
+    sets = [str(examples / "eval" / name) for name in ("desk.yaml", "reader.yaml")]
+    ended = await bough("--config", str(examples / "desk/bough.yaml"), "eval", "validate", *sets)
 
-    assert (ended.code, ended.out, ended.err) == (0, "", "5 cases in 1 file: no problems found.\n")
+    assert (ended.code, ended.out, ended.err) == (0, "", "6 cases in 2 files: no problems found.\n")
+
+
+async def test_a_simulated_user_is_checked_with_the_lines_of_its_fields(tmp_path: Path) -> None:
+    text = "name: s\nagent: guide\ncases:\n  - id: a\n    user:\n      model: defualt\n      persona: A guest.\n"
+    _, lines = await validated(project(tmp_path), text)
+
+    assert lines == [
+        "5: cases[0].user.goal: is required, or `plan`: what the user wants.",
+        "6: cases[0].user.model: There is no model 'defualt'. Did you mean 'default'?",
+    ]

@@ -191,6 +191,11 @@ async def test_a_wrong_address_fails_long_before_a_dropped_stream_would_be_given
         silent = await bough("--address", f"127.0.0.1:{port}", "runs")
     free = await bough("--address", "127.0.0.1:1", "run", "lead", "hi")
     unknown = await bough("--address", "no-such-host.invalid:50051", "runs")
+    neither = await bough("runs", environment={"BOUGH_ADDRESS": "127.0.0.1:1,localhost:2"})
+    assert (neither.code, neither.err) == (
+        2,
+        "No server answers at any of 127.0.0.1:1,localhost:2: start one there, or omit the address.\n",
+    )
     url = await bough("--address", "http://127.0.0.1:1", "runs")
     assert (url.code, url.out, url.err.startswith("The address 'http://127.0.0.1:1' is a URL")) == (2, "", True)
     hint = " Something listens there: for a server with TLS, set client.tls or client.ca_file in bough.yaml."

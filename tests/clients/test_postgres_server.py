@@ -8,7 +8,7 @@ import pytest
 
 from bough.v1 import event_pb2
 from bough_server.store.postgres.database import display_url
-from tests.clients.cli_process import bough
+from tests.clients.cli_process import bough, started
 from tests.support import postgres
 from tests.support.processes import serving
 from tests.support.projects import llm, write_project
@@ -52,6 +52,24 @@ async def test_a_server_that_is_killed_is_followed_by_one_that_goes_on(tmp_path:
             assert (resumed.epoch, resumed.cause) == (2, event_pb2.RESUME_CAUSE_RECOVERY)
             assert [event.sequence for event in log] == list(range(1, len(log) + 1))
             assert turn.through
+
+
+async def test_a_command_with_several_addresses_outlives_the_server_that_it_uses(tmp_path: Path, empty: str) -> None:
+    case = "{id: held, turns: [{user: Wait., expect: {answer: {exact: So.}}}]}"
+    (tmp_path / "set.yaml").write_text(f"name: held\nagent: waiter\ncases: [{case}]\n", encoding="utf-8")
+    async with standing_gate() as gate:
+        config = _project(tmp_path, empty, gate.port)
+        async with serving(config) as first, serving(config) as second:
+            # The first of the addresses is down from the beginning.
+            addresses = f"localhost:1,{first.address},{second.address}"
+            running = await started("--address", addresses, "eval", "run", str(tmp_path / "set.yaml"))
+            await gate.arrived.wait()
+            await first.kill()
+            gate.open()
+            out, err = await running.communicate()
+            found = await bough("eval", "show", "last", environment={"BOUGH_ADDRESS": addresses})
+    assert (running.returncode, found.code, found.out) == (0, 0, out.decode())
+    assert "Rejoining the evaluation for up to 60 s." in err.decode()
 
 
 async def test_commands_tell_of_the_database_and_keep_its_password(tmp_path: Path, empty: str) -> None:

@@ -25,7 +25,7 @@ def judge(folder: Path, modules: list[str]) -> None:
     settings = Settings.load(config) if config.exists() else Settings()
     for script in sorted(folder.glob("*script*.yaml")):
         read_script(script)
-    for eval_set in sorted(folder.glob("eval.yaml")):
+    for eval_set in sorted([*folder.glob("eval.yaml"), *folder.glob("evals/*.yaml")]):
         _judge_set(eval_set)
     for keys in sorted(folder.glob("keys.yaml")):
         read_keys(keys)

@@ -58,6 +58,11 @@ PAGES: Final[Mapping[str, Page]] = {
     "CONTRIBUTING.md": Page(),
     "docs/README.md": Page(),
     "docs/how-to/answer-runs.md": Page(example="examples/approvals"),
+    "docs/how-to/evaluate.md": Page(  # of the case in which a mocked agent fails
+        failures=frozenset(
+            {"forecaster: agent.sub_agent.failed: INTERNAL", "guide: agent.tool.failed: SUB_AGENT_FAILED"}
+        )
+    ),
     "docs/how-to/fork-and-replay.md": Page(example="examples/desk"),
     "docs/tutorial/first-run.md": Page(example="examples/desk"),
     "docs/decisions/*.md": Page(),

@@ -25,7 +25,7 @@ from tests.support import cli_forwarder, processes
 ADDRESS: Final = "127.0.0.1:50051"
 """The address that pages show; blocks are tried at another."""
 
-_YAML: Final = re.compile(r"(bough|eval|keys|kubernetes|agents/[\w-]+|[\w-]*script[\w-]*)\.yaml")
+_YAML: Final = re.compile(r"(bough|eval|keys|kubernetes|(agents|evals)/[\w-]+|[\w-]*script[\w-]*)\.yaml")
 _EXITS: Final = re.compile(r"^(.+?) +# exits with (\d+)\b.*$", re.MULTILINE)
 _TIMES: Final = re.compile(r" *\b[0-9.]+ m?s\b")
 _SERVED: Final = re.compile(
@@ -98,8 +98,8 @@ class Project:
     async def _yaml(self, block: Block) -> None:
         name = block.name
         if not name or not _YAML.fullmatch(name):
-            names = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml`, `# keys.yaml`"
-            words = f"a yaml block begins with {names} or `# kubernetes.yaml`."
+            names = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml`, `# evals/NAME.yaml`"
+            words = f"a yaml block begins with {names}, `# keys.yaml` or `# kubernetes.yaml`."
             pytest.fail(f"{block.place}: {words}", pytrace=False)
         await self._write(block, name)
 

@@ -126,8 +126,8 @@ async def test_other_kinds_of_blocks_are_reported(fence: str, tmp_path: Path) ->
 async def test_a_yaml_block_says_which_file_it_is(line: str, tmp_path: Path) -> None:
     report = await tried(tmp_path, f"```yaml\n{line}\n```\n")
 
-    named = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml` or `# kubernetes.yaml`"
-    assert report == f"page.md:2: a yaml block begins with {named}."
+    named = "`# bough.yaml`, `# agents/NAME.yaml`, `# script.yaml`, `# eval.yaml`, `# evals/NAME.yaml`"
+    assert report == f"page.md:2: a yaml block begins with {named}, `# keys.yaml` or `# kubernetes.yaml`."
 
 
 async def test_a_first_python_block_says_which_file_it_is(tmp_path: Path) -> None:

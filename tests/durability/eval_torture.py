@@ -21,7 +21,7 @@ from typing import Final
 
 from bough import AsyncClient, Rejoining
 from bough.v1 import eval_set_pb2
-from tests.durability.torture_evaluations import Outcome, Progress, made_set, runs_of
+from tests.durability.torture_evaluations import Outcome, Progress, made_set, passing_trials, runs_of
 from tests.durability.torture_team import EVALUATED
 from tests.support.processes import starting
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"seed={seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="eval-torture-") as folder:
         outcome = asyncio.run(torment(Path(folder), cases=arguments.cases, kills=arguments.kills, seed=seed))
-    faults = outcome.faults(arguments.cases)
+    faults = outcome.faults(passing_trials(arguments.cases))
     for fault in faults:
         print(fault)
     print(f"events={len(outcome.logs[0])} runs={len(outcome.runs)} kills={arguments.kills} faults={len(faults)}")

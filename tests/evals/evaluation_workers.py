@@ -1,5 +1,6 @@
 """Other workers on the store of a server that evaluates."""
 
+import asyncio
 from dataclasses import replace
 
 from bough_server.evals.job.evaluations import Evaluations
@@ -28,3 +29,12 @@ class Worker:
     async def __aexit__(self, *_: object) -> None:
         await self.evaluations.close()
         await self.store.leases.release(self.name)
+
+
+async def until_owned(worker: Worker, evaluation_id: str) -> None:
+    """Wait until a worker has taken an evaluation over."""
+    while True:
+        record = await worker.store.evaluations.find(evaluation_id)
+        if record is not None and record.owner == worker.name:
+            return
+        await asyncio.sleep(0.01)

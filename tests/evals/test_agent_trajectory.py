@@ -16,6 +16,7 @@ MOVED = eval_result_pb2.TREE_MARK_MOVED
 UNEXPECTED = eval_result_pb2.TREE_MARK_UNEXPECTED
 ALLOWED = eval_result_pb2.TREE_MARK_ALLOWED
 VIOLATED = eval_result_pb2.TREE_MARK_VIOLATED
+SUCCEEDED, FAILED = execution_pb2.EXECUTION_STATE_SUCCEEDED, execution_pb2.EXECUTION_STATE_FAILED
 
 Metric = eval_set_pb2.AgentTrajectoryMetric
 
@@ -115,6 +116,66 @@ def test_an_optional_agent_may_be_missing_but_not_incomplete() -> None:
     score = compared(wanted, agent("lead", agent("critic")))
     assert messages(score) == ["editor is missing, expected to be called by critic"]
     assert (score.comparison.recall, score.comparison.precision) == (1 / 2, 1)
+
+
+def test_an_optional_agent_is_there_not_at_all_or_as_often_as_its_repeat_says() -> None:
+    wanted = expected("lead", expected("worker", at_least=2, optional=True))
+    lead = [agent("lead", *[agent("worker")] * count) for count in range(4)]
+    assert [compared(wanted, one).comparison.violations for one in lead] == [0, 1, 0, 0]
+    assert messages(compared(wanted, lead[1])) == [
+        "worker is missing, expected to be called by lead, not at all or at least 2 times"
+    ]
+
+
+def test_an_agent_is_left_to_the_expectation_that_has_not_to_be_there_several_times() -> None:
+    several = expected("worker", at_least=2, optional=True)
+    any_one = expected("*", optional=True)
+    for children in ([several, any_one], [any_one, several]):
+        assert compared(expected("lead", *children), agent("lead", agent("worker"))).score == 1
+
+
+def test_the_state_and_the_input_of_an_agent_are_expected_below_a_caller_that_recovered() -> None:
+    record = invocation(agent("lead", agent("researcher"), agent("researcher")))
+    for one, state, text in zip(record.agents[1:], (FAILED, SUCCEEDED), ("Oslo", "Bergen"), strict=True):
+        one.state = state
+        one.input.parts.add(text=text)
+    lead, first, second = (
+        eval_set_pb2.ExpectedAgent(name="lead", state=SUCCEEDED),
+        eval_set_pb2.ExpectedAgent(name="researcher", state=FAILED),
+        eval_set_pb2.ExpectedAgent(name="researcher", input_match=eval_set_pb2.ValueMatcher(equals_json='"Bergen"')),
+    )
+    lead.children.extend([second, first])
+    assert compare_trees([lead], record, Metric()).score == 1
+
+    del lead.children[1]
+    lead.children[0].state = FAILED
+    lead.extra = eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW
+    found = compare_trees([lead], record, Metric())
+    assert [(one.kind, one.message, one.invocation_id) for one in found.comparison.differences] == [
+        (
+            eval_result_pb2.DIFFERENCE_KIND_INPUT,
+            'researcher: the input differs: the value is "Oslo", expected "Bergen"',
+            "i2",
+        ),
+    ]
+    assert found.comparison.violations == 1
+    assert found.marks == {"i1": MATCHED, "i2": VIOLATED, "i3": ALLOWED}
+
+    lead.children[0].ClearField("input_match")
+    lead.children[0].state = execution_pb2.EXECUTION_STATE_CANCELLED
+    (difference, *_) = compare_trees([lead], record, Metric()).comparison.differences
+    assert (difference.kind, difference.message) == (
+        eval_result_pb2.DIFFERENCE_KIND_STATE,
+        "researcher: FAILED, expected CANCELLED",
+    )
+
+
+def test_an_input_that_was_cut_is_not_compared() -> None:
+    record = invocation(agent("lead"))
+    record.agents[0].input.parts.add(text="Os", truncated=True)
+    wanted = eval_set_pb2.ExpectedAgent(name="lead", input_match=eval_set_pb2.ValueMatcher(regex="Oslo"))
+    with pytest.raises(ValueError, match="The input of lead was cut in the record"):
+        compare_trees([wanted], record, Metric())
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,8 @@ cases:
         "set.yaml:5: cases[0].labels.a: must be text; put it in quotes",
         "set.yaml:5: cases[0].labels.b: must be text",
         "set.yaml:7: cases[0].turns[0].expect.tools[0]: "
-        "must be a name, or a mapping of name, arguments, arguments_match, result, result_match, name_regex",
+        "must be a name, or a mapping of name, arguments, arguments_match, result, result_match, "
+        "name_regex, nth, state",
         "set.yaml:7: cases[0].turns[0].expect.answer: "
         "must be a text, or a mapping of exact, contains, excludes, regex, json, ignore_case, min_characters, "
         "max_characters",

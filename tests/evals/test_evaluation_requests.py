@@ -128,6 +128,15 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
             ["baseline.result.cases"],
         ),
         (
+            eval_set(case("a", "x")),
+            {
+                "baseline": {
+                    "result": {"eval_set_name": "b", "state": "EXECUTION_STATE_SUCCEEDED", "cases": [{"case_id": "b"}]}
+                }
+            },
+            ["baseline"],
+        ),
+        (
             eval_set({"id": "a", "turns": [{"recorded": {"run": {"run_id": "x" * 65, "as_of_sequence": -5}}}]}),
             {},
             [f"eval_set.cases[0].turns[0].recorded.run.{name}" for name in ("run_id", "as_of_sequence")],

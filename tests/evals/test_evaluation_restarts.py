@@ -21,7 +21,7 @@ from bough_server.observability.tracing import Parent
 from bough_server.store.ports.evaluations import EvaluationRow
 from bough_server.store.ports.workers import RunStore
 from bough_server.store.sql.evaluations import SqlEvaluations
-from tests.evals.evaluation_workers import ME, Worker
+from tests.evals.evaluation_workers import ME, Worker, until_owned
 from tests.evals.job_server import (
     ARRIVED,
     CALLED,
@@ -338,15 +338,6 @@ async def until_taken_over(store: RunStore, evaluation_id: str) -> None:
     while True:
         record = await store.evaluations.find(evaluation_id)
         if record is not None and record.epoch > 1:
-            return
-        await asyncio.sleep(0.01)
-
-
-async def until_owned(worker: Worker, evaluation_id: str) -> None:
-    """Wait until a worker has taken an evaluation over."""
-    while True:
-        record = await worker.store.evaluations.find(evaluation_id)
-        if record is not None and record.owner == worker.name:
             return
         await asyncio.sleep(0.01)
 

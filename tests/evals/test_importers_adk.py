@@ -1,6 +1,7 @@
 """Eval sets and test files of ADK as sets of Bough's."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,20 @@ from google.protobuf import json_format
 
 from bough.v1 import eval_set_pb2
 from bough_server.errors import ConfigurationError
-from bough_server.evals.importers.files import import_files, import_values
+from bough_server.evals.importers.judges import (
+    ANSWER_AND_TOOLS_TEMPLATE,
+    MATCHES_REFERENCE,
+    NO_MODEL,
+    REFERENCE_TEMPLATE,
+)
 from bough_server.evals.importers.values import JsonValue
 from bough_server.evals.sets.expectation_validation import KnownNames
 from bough_server.evals.sets.validation import problems_of
+from tests.evals.trpc_files import import_paths, import_values
 
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 PATH = Path("basic.test.json")
+CASE = "eval_cases[0]"
 
 
 def set_of(members: dict[str, object]) -> eval_set_pb2.EvalSet:
@@ -56,7 +64,7 @@ TRAJECTORY = {
 
 
 def test_the_sample_is_imported_with_the_default_criteria() -> None:
-    eval_set, sentences = import_files([FILES / "elicitation_flow.test.json"])
+    eval_set, sentences = import_paths([FILES / "elicitation_flow.test.json"])
     asked = {"missing_entities": ["date", "passenger_name"], "elicitation_prompt": ELICITATION}
     booked = {"destination": "London", "date": "2026-05-15", "passenger_name": "Alice"}
     case_id = "tests/integration/fixture/elicitation_agent/elicitation_flow.test.json"
@@ -67,12 +75,7 @@ def test_the_sample_is_imported_with_the_default_criteria() -> None:
             "defaults": {
                 "metrics": [
                     TRAJECTORY,
-                    {
-                        "name": "response_match_score",
-                        "threshold": 0.8,
-                        "custom": {"name": "adk.response_match_score", "config_json": '{"criterion":0.8}'},
-                    },
-                    {"name": "expected_answer", "threshold": 0, "final_response": {}},
+                    {"name": "response_match_score", "threshold": 0.8, "rouge_1": {}},
                 ]
             },
             "cases": [
@@ -106,9 +109,7 @@ def test_the_sample_is_imported_with_the_default_criteria() -> None:
     )
     assert sentences == [
         "There is no configuration: the criteria are those that ADK takes then.",
-        "The metric 'response_match_score' has no counterpart: it is ROUGE-1, which compares words and not meanings. "
-        f"Its cases are not scored until it is removed. (Case {case_id!r}.)",
-        "No metric compares the expected answers: they are kept with the threshold 0.",
+        "The metric 'response_match_score' compares whole words, ADK their stems: scores may be lower here.",
     ]
 
 
@@ -117,7 +118,7 @@ def test_the_configuration_beside_a_set_is_read(tmp_path: Path) -> None:
     source.write_text(json.dumps(adk_set(turn())))
     config = tmp_path / "test_config.json"
     config.write_text('{"criteria": {"tool_trajectory_avg_score": 0.5}}')
-    eval_set, sentences = import_files([source])
+    eval_set, sentences = import_paths([source])
     assert eval_set.defaults.metrics[0].threshold == 0.5
     assert sentences == [f"The metrics are those of {config}."]
 
@@ -158,9 +159,8 @@ def test_arguments_can_be_ignored() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("response_match_score", "it is ROUGE-1, which compares words and not meanings"),
         ("safety_v1", "a service of its vendor judges it"),
-        ("final_response_match_v2", "it asks a judge by its model's name; llm_judge asks a configured model"),
+        ("final_response_match_v2", NO_MODEL),
         ("hallucinations_v1", "no metric looks for hallucinations"),
         ("novel_v9", "no metric here judges the same"),
     ],
@@ -197,20 +197,23 @@ def test_a_configuration_without_criteria_judges_nothing() -> None:
         adk_set(turn()), {"criteria": {}, "user_simulator_config": {"model": "m"}}, path=PATH
     )
     assert not eval_set.defaults.metrics
-    assert sentences == ["user_simulator_config of the configuration has no place."]
+    assert sentences == ["user_simulator_config (1): no model plays the user; name a configured one by --user"]
 
 
-@pytest.mark.parametrize("value", ["high", True, None, {"match_type": "EXACT"}])
-def test_a_criterion_without_a_threshold_is_refused(value: JsonValue) -> None:
-    if value is None:
-        assert not imported(adk_set(turn()), {"m": value})[0].defaults.metrics
-        return
-    with pytest.raises(ConfigurationError, match=r"criteria\.m\.threshold: must be a number"):
+@pytest.mark.parametrize(
+    ("value", "place"), [("high", "3: criteria.m"), (True, "3: criteria.m"), ({"x": 1}, "3: criteria.m.threshold")]
+)
+def test_a_criterion_without_a_threshold_is_refused(value: JsonValue, place: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^metrics\.json:{re.escape(place)}: must be a number$"):
         imported(adk_set(turn()), {"m": value})
 
 
+def test_a_criterion_that_is_null_is_none() -> None:
+    assert not imported(adk_set(turn()), {"m": None})[0].defaults.metrics
+
+
 def test_an_unknown_match_type_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"matchType: must be EXACT, IN_ORDER or ANY_ORDER"):
+    with pytest.raises(ConfigurationError, match=r"\.match_type: must be EXACT, IN_ORDER or ANY_ORDER"):
         imported(adk_set(turn()), {"tool_trajectory_avg_score": {"threshold": 1, "match_type": "NEARLY"}})
 
 
@@ -337,25 +340,90 @@ def test_what_has_no_place_is_said() -> None:
     source = adk_set(
         turn(uses),
         rubrics=[{"rubric_id": "r"}],
-        final_session_state={"n": 1},
         session_input={"app_name": "a", "user_id": "u", "state": {}},
     )
     _, sentences = imported(source, {"tool_trajectory_avg_score": 1})
     assert sentences == [
-        "Rubrics of cases have no place: no metric asks them. (Case 'one'.)",
-        "final_session_state has no place: no metric compares the state of sessions. (Case 'one'.)",
-        "Intermediate responses that are expected have no place: no metric compares them. (Case 'one'.)",
-        "Results of expected tool calls were left out: ADK does not compare them. (Case 'one'.)",
-        "app_name, user_id of the session have no place: each trial has its session.",
+        f"{CASE}.conversation[0].intermediate_data.intermediate_responses (1): "
+        "no metric compares what is said before the answer",
+        f"{CASE}.rubrics (1): no metric of the set asks for it",
+    ]
+
+
+def test_what_a_session_ends_with_is_kept_and_always_passes_since_adk_does_not_compare_it() -> None:
+    state: JsonValue = {"order": {"items": [1]}, "user:name": None, "_x": 1, "a..b": 2}
+    eval_set, sentences = imported(adk_set(turn(), turn(), final_session_state=state), {})
+    assert eval_set.defaults.metrics == [
+        eval_set_pb2.EvalMetric(name="final_session_state", threshold=0, run_outcome=eval_set_pb2.RunOutcomeMetric())
+    ]
+    assert [list(one.expect.run.session_state) for one in eval_set.cases[0].turns] == [
+        [],
+        [
+            eval_set_pb2.ExpectedStateValue(
+                path="order", value_match=eval_set_pb2.ValueMatcher(equals_json='{"items":[1]}')
+            ),
+            eval_set_pb2.ExpectedStateValue(
+                path="user:name", value_match=eval_set_pb2.ValueMatcher(equals_json="null")
+            ),
+        ],
+    ]
+    assert sentences == [
+        "No metric compares the final state of sessions: it is kept with the threshold 0.",
+        f"{CASE}.final_session_state._x (1): it is not a key of a session's state",
+        f"{CASE}.final_session_state.a..b (1): it is not a key of a session's state",
+    ]
+
+
+def test_judges_ask_the_configured_model() -> None:
+    options: JsonValue = {"judge_model": "m", "judge_model_config": {"temperature": 0.5, "top_k": 3}}
+    rubric: JsonValue = {"rubric_id": "r", "rubric_content": {"text_property": "It is brief."}, "description": "d"}
+    criteria: JsonValue = {
+        "final_response_match_v2": {"threshold": 0.5, "judge_model_options": options},
+        "rubric_based_final_response_quality_v1": {
+            "threshold": 1,
+            "judge_model_options": {"num_samples": 3},
+            "rubrics": [rubric],
+        },
+    }
+    eval_set, sentences = import_values(adk_set(turn()), {"criteria": criteria}, path=PATH, judge="strict")
+    assert list(eval_set.defaults.metrics) == [
+        json_format.ParseDict(members, eval_set_pb2.EvalMetric())
+        for members in (
+            {
+                "name": "final_response_match_v2",
+                "threshold": 0.5,
+                "llm_judge": {
+                    "model": "strict",
+                    "rubrics": [{"id": MATCHES_REFERENCE[0], "text": MATCHES_REFERENCE[1]}],
+                    "template": REFERENCE_TEMPLATE,
+                    "samples": 5,
+                    "settings": {"temperature": 0.5},
+                },
+            },
+            {
+                "name": "rubric_based_final_response_quality_v1",
+                "threshold": 1,
+                "llm_judge": {
+                    "model": "strict",
+                    "rubrics": [{"id": "r", "text": "It is brief."}],
+                    "template": ANSWER_AND_TOOLS_TEMPLATE,
+                    "samples": 3,
+                },
+            },
+        )
+    ]
+    assert sentences == [
+        "The metric 'final_response_match_v2' asks the configured model 'strict' instead of 'm'.",
+        "The metric 'rubric_based_final_response_quality_v1' asks the configured model 'strict'.",
+        "criteria.final_response_match_v2.judge_model_options.judge_model_config.top_k (1): "
+        "the importer does not know it",
     ]
 
 
 def test_a_set_of_scenarios_alone_is_refused() -> None:
     scenario: JsonValue = {"starting_prompt": "Hello", "conversation_plan": "Book a flight."}
     source: JsonValue = {"eval_set_id": "s", "eval_cases": [{"eval_id": "e", "conversation_scenario": scenario}]}
-    with pytest.raises(
-        ConfigurationError, match=r"no case that can be imported\. .*conversation_scenario has no place"
-    ):
+    with pytest.raises(ConfigurationError, match="no case that can be imported"):
         imported(source, {})
 
 
@@ -379,7 +447,10 @@ OLDER_CASE = {
         {"user": "What can you do?", "expect": {"answer": {"exact": "I can roll dice.\n"}}},
         {"user": "Roll two", "expect": {"answer": {"exact": "13 and 4."}, "tools": [ROLL, ROLL]}},
     ],
-    "mocks": {"tools": [{"name": "roll_die", "arguments_match": {"equals_json": '{"sides":17}'}, "result_json": "13"}]},
+    "mocks": {
+        "tools": [{"name": "roll_die", "arguments_match": {"equals_json": '{"sides":17}'}, "result_json": "13"}],
+        "strict": False,
+    },
 }
 OLDER_METRICS = {"metrics": [TRAJECTORY, {"name": "expected_answer", "threshold": 0, "final_response": {}}]}
 
@@ -388,9 +459,9 @@ def test_a_list_of_turns_is_one_case() -> None:
     eval_set, sentences = imported(TURNS, {"tool_trajectory_avg_score": 1})
     assert eval_set == set_of({"name": "basic", "defaults": OLDER_METRICS, "cases": [{"id": "basic", **OLDER_CASE}]})
     assert sentences == [
-        "Intermediate responses that are expected have no place: no metric compares them. (Case 'basic'.)",
         "mock_tool_output answers the calls in place of the tools. (Case 'basic'.)",
         "No metric compares the expected answers: they are kept with the threshold 0.",
+        "[1].expected_intermediate_agent_responses (1): no metric compares what is said before the answer",
     ]
 
 

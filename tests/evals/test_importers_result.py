@@ -2,17 +2,25 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
 from typer import Typer
 from typer.testing import CliRunner, Result
 
 from bough.v1 import eval_result_pb2, eval_set_pb2
 from bough.v1.execution_pb2 import EXECUTION_STATE_SUCCEEDED
 from bough_server.cli.commands import command
+from bough_server.cli.eval.files import read_result
 from bough_server.cli.eval.import_ import export, import_
-from bough_server.evals.importers.files import import_values
+from bough_server.cli.output import json_text
 from bough_server.evals.importers.trpc_result import trpc_result
+from bough_server.messages import text_of
+from tests.evals.trpc_files import import_json, import_values
+from tests.support.examples import examples
+from tests.support.random_messages import messages
 
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 CALL = {
@@ -238,6 +246,71 @@ def test_an_exported_result_can_be_imported() -> None:
     assert [(agent.name, agent.depth) for agent in record.agents] == [("lead", 0), ("a", 1), ("b", 2), ("c", 1)]
 
 
+TEXTS = st.text(max_size=8)
+NAMES = st.text(min_size=1, max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+CALL_TEXTS = st.tuples(st.dictionaries(TEXTS, JSON, max_size=2), JSON).map(
+    lambda call: tuple(json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in call)
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> eval_result_pb2.EvalTurnResult:
+    turn = eval_result_pb2.EvalTurnResult(run_id=draw(NAMES), answer=draw(TEXTS))
+    depth = -1
+    for number in range(draw(st.integers(0, 4))):
+        depth = draw(st.integers(0, depth + 1))
+        agent = turn.agents.add(name=draw(NAMES), invocation_id=f"i{number}", depth=depth)
+        for arguments, result in draw(st.lists(CALL_TEXTS, max_size=2)):
+            agent.calls.add(name=draw(NAMES), arguments_json=arguments, result_json=result)
+    return turn
+
+
+@examples(30)
+@given(st.lists(st.tuples(TEXTS, turns()), min_size=1, max_size=3))
+def test_what_an_exported_result_holds_of_runs_is_imported_whole(
+    said: list[tuple[str, eval_result_pb2.EvalTurnResult]],
+) -> None:
+    case = eval_result_pb2.CaseResult(case_id="one", turns=[eval_set_pb2.EvalTurn(user=user) for user, _ in said])
+    case.trials.add(case_id="one", turns=[turn for _, turn in said])
+    exported = trpc_result(eval_result_pb2.EvalResult(eval_set_name="s", cases=[case]))
+    found = import_json(exported, path=Path("x.evalset_result.json"))
+    records = [turn.recorded.invocation for turn in found.set.cases[0].turns]
+    assert [
+        (
+            text_of(record.user_content),
+            text_of(record.final_response),
+            [(agent.name, agent.depth) for agent in record.agents],
+            [(call.name, call.arguments_json, call.result_json) for call in record.tools],
+        )
+        for record in records
+    ] == [
+        (
+            user,
+            turn.answer,
+            [(agent.name, agent.depth) for agent in turn.agents],
+            [(call.name, call.arguments_json, call.result_json) for each in turn.agents for call in each.calls],
+        )
+        for user, turn in said
+    ]
+    assert [str(each) for each in found.left_out if each.reason] == []
+
+
+@examples(30)
+@given(messages(eval_result_pb2.EvalResult))
+def test_a_result_that_json_wrote_reads_back_to_the_same(result: eval_result_pb2.EvalResult) -> None:
+    result.state = EXECUTION_STATE_SUCCEEDED
+    result.cases.add(case_id="last")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        path.write_text(json_text(result), encoding="utf-8")
+        assert read_result(path) == result
+
+
 def test_a_text_that_was_cut_stays_a_text() -> None:
     run = eval_result_pb2.CaseTrialResult()
     run.turns.add().agents.add().calls.add(name="add", arguments_json='{"a": "x…', result_json='{"r": …')
@@ -271,10 +344,20 @@ def test_import_writes_a_set_and_says_what_has_no_place(tmp_path: Path) -> None:
     assert found.exit_code == 0
     eval_set = json_format.Parse(to.read_bytes(), eval_set_pb2.EvalSet())
     assert (eval_set.name, eval_set.agent, len(eval_set.cases)) == ("trace-basic", "calculator", 1)
+    source, conversation = FILES / "trace-basic.evalset.json", "evalCases[0].conversation[0]"
+    actual = "evalCases[0].actualConversation[0]"
     assert found.stderr.splitlines() == [
         "There is no metrics file: tool calls are compared exactly, in any order.",
-        "appName, userId of the session have no place: each trial has its session.",
         "No metric compares the expected answers: they are kept with the threshold 0.",
+        "Left out with no effect on runs and scores:",
+        f"  {source}:3: name",
+        f"  {source}:10: {conversation}.invocationId",
+        f"  {source}:12: {conversation}.userContent.role",
+        f"  {source}:16: {conversation}.finalResponse.role",
+        f"  {source}:42: {actual}.userContent.role",
+        f"  {source}:46: {actual}.finalResponse.role",
+        f"  {source}:69: evalCases[0].sessionInput.appName",
+        f"  {source}:70: evalCases[0].sessionInput.userId",
         f"wrote {to}: 1 case",
     ]
 

@@ -1,6 +1,7 @@
 """llm_judge metrics on a whole server, with a judge at the wire."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from bough.v1 import (
 )
 from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.evals.reports.words import rate_text
-from tests.evals.invocations import agent, invocation
+from tests.evals.invocations import Call, agent, invocation
 from tests.evals.job_server import evaluation, run_started
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, served, settings
@@ -114,6 +115,49 @@ async def test_the_run_of_a_judge_of_one_rubric_names_it_and_what_it_judges(tmp_
         assert newest.evaluation == evaluation_ref_pb2.EvaluationRef(
             turn=0, role=JUDGE, metric="manners", rubric_id="polite"
         )
+
+
+async def test_no_request_of_a_judge_holds_what_is_redacted(tmp_path: Path) -> None:
+    redact = {"fields": ["email"], "patterns": [r"\d{4}-\d{4}", "desk"]}
+    metric = judge(
+        "It says anna@example.com and 1234-5678, politely.",
+        template="Card 1234-5678 of anna@example.com: {{user}} {{answer}} {{expected}} {{tools}} {{tree}}"
+        " {{agents.lead.input}} {{agents.desk.output}}",
+    )
+    call = Call(
+        name="find", arguments_json='{"card": "1234-5678"}', result_json='{"email": "anna@example.com", "note": "n7"}'
+    )
+    record = invocation(agent("lead", agent("desk"), calls=[call]), answer="Told anna@example.com.")
+    record.user_content.parts.add(text="My card is 1234-5678.")
+    record.agents[0].input.parts.add(text="Write to anna@example.com.")
+    record.agents[1].output.parts.add(text="Wrote to anna@example.com, 1234-5678.")
+    expected = eval_set_pb2.EvalExpectation(answer=eval_set_pb2.ExpectedAnswer(contains=["anna@example.com"]))
+    async with (
+        serving_model(judging(lambda *_: True)) as model,
+        served(
+            settings(tmp_path, models={"judge": openai_model(model.base_url)}, evaluation={"redact": redact})
+        ) as server,
+    ):
+        scored = await server.trees.ScoreInvocations(
+            eval_service_pb2.ScoreInvocationsRequest(
+                invocations=[InvocationSource(invocation=record)], expect=expected, metrics=[metric]
+            )
+        )
+        runs = await judges_runs(server)
+        logs = [
+            str(response)
+            for run in runs
+            async for response in server.agents.WatchRun(agent_service_pb2.WatchRunRequest(run_id=run.run_id))
+        ]
+    (request,) = model.requests
+    asked = json.dumps(request)
+    assert [text for text in (asked, *logs) if "anna@" in text or "1234-5678" in text] == []
+    assert scored.result.cases[0].verdict == PASSED
+    prompt = prompt_of(request)
+    assert "criterion_1: It says [redacted] and [redacted], politely." in prompt
+    assert 'lead: find({"card":"[redacted]"}) = {"email":"[redacted]","note":"n7"}' in prompt
+    # The template finds an agent by its name.
+    assert "Wrote to [redacted], [redacted]." in prompt
 
 
 async def test_each_rubric_is_judged_with_its_reason(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
     ]
     inner = {"name": "riter", "forbidden": ["writer", "riter"], "tools": [{"name": "serch"}]}
     expect = {"tools": [{"name": "search"}, {"name": "serch"}], "agents": [{"name": "lead", "children": [inner]}]}
+    expect["run"] = {"handoffs": [{"fromAgent": "riter", "toAgent": "writer"}, {"toAgent": "riter"}]}
     mocks = {
         "tools": [{"name": "serch", "agent": "riter", "resultJson": "1"}],
         "agents": [{"agent": "riter", "caller": "riter", "text": "x"}],
@@ -96,6 +97,8 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
         ("cases[0].turns[0].expect.agents[0].children[0].name", agent),
         ("cases[0].turns[0].expect.agents[0].children[0].forbidden[1]", agent),
         ("cases[0].turns[0].expect.agents[0].children[0].tools[0].name", tool),
+        ("cases[0].turns[0].expect.run.handoffs[0].from_agent", agent),
+        ("cases[0].turns[0].expect.run.handoffs[1].to_agent", agent),
         ("cases[0].mocks.tools[0].name", tool),
         ("cases[0].mocks.tools[0].agent", agent),
         ("cases[0].mocks.agents[0].agent", agent),
@@ -172,7 +175,9 @@ def test_sets_cases_and_mocks_have_a_bounded_size() -> None:
 
 def test_each_turn_says_what_the_user_says_in_one_way() -> None:
     both = {"user": "Hi.", "input": {"parts": [{"text": "x"}]}}
-    assert of_case({"turns": []}) == [("turns", "must have at least one turn.")]
+    assert of_case({"turns": []}) == [
+        ("turns", "must have at least one turn, unless a model plays the user: see `user`.")
+    ]
     assert of_case({"turns": [{}, {"user": " \n"}, both]}) == [
         ("turns[0].user", "is required, or `input`, or in every turn `recorded`."),
         ("turns[1].user", "must not be blank."),
@@ -223,6 +228,43 @@ def test_the_first_turn_of_a_fork_is_what_follows_in_it() -> None:
     ]
 
 
+def test_a_simulated_user_wants_something_of_a_known_model_and_has_turns_to_say_it() -> None:
+    def of_user(user: Json, *turns: Json, **fields: Any) -> list[tuple[str, str]]:
+        return of_case({"turns": turns, "user": {"model": "default", "goal": "A trip.", **user}, **fields})
+
+    greeting = {"user": "Hi."}
+    assert of_user({}) == []
+    assert (
+        of_user({"goal": "", "plan": "Ask.", "maxTurns": 2, "expect": {"agents": [{"name": "lead"}]}}, greeting) == []
+    )
+    assert of_user({"goal": " "}) == [("user.goal", "is required, or `plan`: what the user wants.")]
+    assert of_user({"model": "defualt"}) == [("user.model", "There is no model 'defualt'. Did you mean 'default'?")]
+    assert of_user({"settings": {"extraJson": "[]"}}) == [("user.settings.extra_json", "must be one JSON object.")]
+    assert of_user({"maxTurns": 1}, greeting) == [
+        ("user.max_turns", "is 1 and must be more than the 1 turns before the user speaks.")
+    ]
+    assert of_user({}, *[greeting] * 10) == [
+        ("user.max_turns", "is 10, the default, and must be more than the 10 turns before the user speaks.")
+    ]
+    assert of_user({}, {"recorded": {"run": {"runId": "r"}}}) == [
+        ("user", "must not be set: the turns are recorded, so nothing runs.")
+    ]
+    assert of_user({}, {}, origin={"runId": "r", "afterSequence": 1}) == [
+        ("user", "must not be set: a case with `origin` continues a recorded run with the turns that it has.")
+    ]
+    wrong = {"answer": {"regex": "("}, "agents": [{"name": "leed"}], "tools": [{"name": "serch"}]}
+    assert [field for field, _ in of_user({"expect": {**wrong, "run": {"handoffs": [{"toAgent": "riter"}]}}})] == [
+        "user.expect.tools[0].name",
+        "user.expect.agents[0].name",
+        "user.expect.run.handoffs[0].to_agent",
+        "user.expect.answer",
+    ]
+    assert of_user({}, metrics=[{"agentTrajectory": {}}])[0][0] == "metrics[0]"
+    expecting = {"expect": {"agents": [{"name": "lead"}], "run": {}, "answer": {}}}
+    scored = [{"agentTrajectory": {}}, {"runOutcome": {}}, {"finalResponse": {}}]
+    assert of_user(expecting, metrics=scored) == []
+
+
 def test_session_state_is_an_object_with_keys_of_session_state() -> None:
     assert of_case({"sessionStateJson": "[1]"}) == [("session_state_json", "must be one JSON object.")]
     assert of_case({"sessionStateJson": '{"a": NaN}'}) == [
@@ -271,6 +313,44 @@ def test_expected_agents_are_checked_at_every_depth() -> None:
     assert of_expectation({"agents": [{"name": "writer", "repeat": {"min": 0, "max": 1}}]}) == []
 
 
+def test_an_expected_end_is_one_that_runs_agents_and_calls_have() -> None:
+    state = "must be SUCCEEDED, FAILED or CANCELLED: in no other state anything ends."
+    running = "EXECUTION_STATE_RUNNING"
+    values = [
+        {"path": "a..b"},
+        {"path": "a", "absent": True, "valueMatch": {"regex": "x"}},
+        {"path": "a", "valueMatch": {"regex": "("}},
+    ]
+    expect = {
+        "run": {"state": running, "reason": "ERROR_REASON_TOOL_FAILED", "sessionState": values},
+        "tools": [{"name": "search", "state": running}],
+        "agents": [{"name": "lead", "state": running, "inputMatch": {"schemaJson": "{"}}],
+    }
+    found = of_expectation(expect)
+    assert found[:1] + found[1:2] + found[3:6] == [
+        ("tools[0].state", state),
+        ("agents[0].state", state),
+        ("run.state", state),
+        ("run.reason", "is that of a run that failed: set state to FAILED."),
+        ("run.session_state[0].path", "must be a key, then names of members and numbers of items, each after a dot."),
+    ]
+    assert [field for field, _ in found] == [
+        "tools[0].state",
+        "agents[0].state",
+        "agents[0].input_match",
+        "run.state",
+        "run.reason",
+        "run.session_state[0].path",
+        "run.session_state[1].value_match",
+        "run.session_state[2].value_match",
+    ]
+
+
+def test_the_id_of_a_turn_is_used_once() -> None:
+    turns = [{"user": "Hi.", "id": "a"}, {"user": "Hi."}, {"user": "Hi."}, {"user": "Hi.", "id": "a"}]
+    assert of_case({"turns": turns}) == [("turns[3].id", "There are two turns 'a': give each its own id.")]
+
+
 def test_metrics_of_a_case_have_different_names_and_a_kind() -> None:
     budget = {"budget": {"errors": 0}}
     assert of_case({"metrics": [budget, budget, {"name": "budget", "toolTrajectory": {}}, {}]}) == [
@@ -311,6 +391,34 @@ def test_a_metric_that_has_nothing_to_score_is_reported_with_its_case() -> None:
     assert of_metric({"agentTrajectory": {}}) == [("", "has nothing to score: the case 'c0' expects no agents.")]
     assert of_metric({"finalResponse": {}}) == [("", "has nothing to score: the case 'c0' expects no answer.")]
     assert of_metric({"toolTrajectory": {}}) == []
+
+
+def test_a_reference_has_something_to_compare() -> None:
+    assert of_metric({"rouge1": {}}) == [("", "has nothing to score: the case 'c0' expects no answer.exact.")]
+    no_words = "has no word of the letters a to z or digits, which are all that ROUGE-1 counts: use `similarity`."
+    blank = "is blank: there is nothing to compare."
+    assert of_metric({"rouge1": {"reference": "Привет"}}) == [("rouge_1.reference", no_words)]
+    assert of_metric({"similarity": {"reference": " "}}) == [("similarity.reference", blank)]
+    assert of_metric({"similarity": {"reference": "Привет"}}) == []
+    expected = {"turns": [{"user": "Hi.", "expect": {"answer": {"exact": "世界"}}}], "metrics": [{"similarity": {}}]}
+    assert of_case(expected) == []
+    assert problems(expected, defaults={"metrics": [{"rouge1": {}}]}) == [
+        ("cases[0].turns[0].expect.answer.exact", no_words)
+    ]
+
+
+def test_no_part_of_an_expected_answer_is_left_unscored() -> None:
+    answer = {"exact": "Yes.", "contains": ["Y"]}
+    case = {"turns": [{"user": "Hi.", "expect": {"answer": answer}}], "metrics": [{"similarity": {}}]}
+    assert of_case(case) == [
+        (
+            "turns[0].expect.answer.contains",
+            "is scored by no metric: the case has `similarity`, which compares `exact` alone. Set its `reference` "
+            "instead.",
+        )
+    ]
+    assert of_case({**case, "metrics": [{"similarity": {"reference": "Yes."}}]}) == []
+    assert of_case({**case, "metrics": [{"similarity": {}}, {"finalResponse": {}}]}) == []
 
 
 def test_a_default_metric_scores_the_cases_that_expect_something() -> None:

@@ -253,3 +253,18 @@ def test_a_case_without_scored_trials_has_no_rate() -> None:
 )
 def test_a_mean_reaches_a_threshold_up_to_rounding(scores: list[float], threshold: float, is_enough: bool) -> None:
     assert statistics.reaches(statistics.mean(scores), threshold) is is_enough
+
+
+def test_a_change_has_the_interval_that_it_would_have_alone() -> None:
+    changes = {
+        "pass_rate": [0.2, -0.4, 0.0, 0.2],
+        "cost": [0.1, 0.3, -0.2, 0.7],
+        "same.mean": [0.2] * 4,
+        "tokens": [5.0, 9.0],
+        "duration": [3.0],
+    }
+    rates = {"pass_rate", "same.mean"}
+    alone = [statistics.find_change_intervals({name: each}, "set", rates=rates) for name, each in changes.items()]
+    found = statistics.find_change_intervals(changes, "set", rates=rates)
+    assert found == {name: interval for each in alone for name, interval in each.items()}
+    assert [name for name, interval in found.items() if interval is None] == ["duration"]

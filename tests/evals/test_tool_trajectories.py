@@ -19,7 +19,7 @@ from bough.v1.eval_set_pb2 import (
 )
 from bough.v1.invocation_pb2 import ToolInvocation
 from bough_server.evals.metrics.tool_trajectory import mismatch, score, select_calls
-from tests.evals.records import FAILED, case_of, did, record, trajectory, turns_of, wants
+from tests.evals.records import FAILED, SUCCEEDED, case_of, did, record, trajectory, turns_of, wants
 
 EXACT = eval_set_pb2.TRAJECTORY_MODE_EXACT
 IN_ORDER = eval_set_pb2.TRAJECTORY_MODE_IN_ORDER
@@ -153,6 +153,29 @@ def test_a_failed_call_has_no_result_and_no_text_means_no_arguments() -> None:
     assert mismatch([wants("search", arguments_json="{}")], [call], EXACT) == ""
     expected = wants("search", result_match=ValueMatcher())
     assert mismatch([expected], [call], EXACT) == "call 1, search of lead, has no result"
+
+
+def test_a_call_is_expected_by_its_number_among_the_calls_of_its_tool() -> None:
+    calls = [did("search", result="dust"), did("read"), did("search", result="gold")]
+    second = ExpectedTool(name="search", nth=2, result_json='"gold"')
+    assert passing([second], calls) == {"IN_ORDER", "SUPERSET"}
+    assert passing([wants("search", nth=1), wants("read", nth=1), second], calls) == set(MODES)
+    assert mismatch([wants("search", nth=3)], calls, SUPERSET) == (
+        "no call fits the expected search: call 1, search of lead, is number 1 of its tool, expected number 3"
+    )
+    assert mismatch([wants("search", nth=1, result_json='"gold"')], calls, IN_ORDER).startswith(
+        "no call fits the expected search: call 1, search of lead: the result differs"
+    )
+
+
+def test_a_call_is_expected_to_end_in_a_state() -> None:
+    failed = did("search")
+    failed.state = FAILED
+    calls = [failed, did("search")]
+    assert passing([wants("search", state=FAILED), wants("search", state=SUCCEEDED)], calls) == set(MODES)
+    assert mismatch([wants("search", state=FAILED)], [did("search")], EXACT) == (
+        "call 1, search of lead, is SUCCEEDED, expected FAILED"
+    )
 
 
 def test_calls_of_agents_and_of_built_in_tools_count_only_by_name() -> None:

@@ -38,6 +38,23 @@ def nodes_below(tree: Agent) -> list[Agent]:
     return [below for child in tree.children for below in (child, *nodes_below(child))]
 
 
+def presences(children: Sequence[Expected]) -> Iterator[list[Expected]]:
+    """Every way to have optional children of which several are expected: none, or as many as if it were required."""
+    if not children:
+        yield []
+        return
+    first, *others = children
+    if not (first.optional and first.repeat.min > 1):
+        choices: list[list[Expected]] = [[first]]
+    else:
+        there = Expected()
+        there.CopyFrom(first)
+        there.optional = False
+        choices = [[], [there]]
+    for rest in presences(others):
+        yield from ([*choice, *rest] for choice in choices)
+
+
 def copies(children: Sequence[Expected], siblings: Sequence[Agent]) -> list[tuple[Expected, bool]]:
     """Each expected child as often as it may be there, and whether that copy is required."""
     found = []
@@ -85,6 +102,14 @@ def pair_cost(one: Expected, tree: Agent) -> Cost | None:
 
 
 def children_cost(children: Sequence[Expected], siblings: Sequence[Agent], *, is_ordered: bool, refuses: bool) -> Cost:
+    return min(
+        cost_of_children(there, siblings, is_ordered=is_ordered, refuses=refuses) for there in presences(children)
+    )
+
+
+def cost_of_children(
+    children: Sequence[Expected], siblings: Sequence[Agent], *, is_ordered: bool, refuses: bool
+) -> Cost:
     wanted = copies(children, siblings)
     pairs = [[pair_cost(one, sibling) for sibling in siblings] for one, _ in wanted]
     best: Cost | None = None

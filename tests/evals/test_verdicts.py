@@ -113,6 +113,7 @@ def test_the_totals_count_cases_and_trials_and_name_the_flaky_cases() -> None:
         for run in case.trials:
             run.usage.CopyFrom(usage)
     cases[0].trials[0].judge_usage.CopyFrom(usage)
+    cases[1].trials[0].user_usage.CopyFrom(usage)
     assert verdicts.totals(cases, planned_trials=9, digest="d") == eval_result_pb2.EvalTotals(
         cases=3,
         cases_passed=1,
@@ -126,6 +127,7 @@ def test_the_totals_count_cases_and_trials_and_name_the_flaky_cases() -> None:
         metric_means={"answer": 0.75},
         usage=Usage(model_calls=6, cost_nanos=30, currency_code="USD"),
         judge_usage=usage,
+        user_usage=usage,
         flaky_cases=["b"],
     )
 

@@ -6,13 +6,41 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from bough.v1 import eval_set_pb2
-from bough_server.evals.importers.files import import_values
-from bough_server.evals.importers.values import JsonValue
+from bough_server.evals.importers.files import Imported, import_documents, import_files
+from bough_server.evals.importers.values import JsonValue, document_of
 from bough_server.evals.sets.expectation_validation import KnownNames
 from bough_server.evals.sets.validation import problems_of
 
 FILES = Path(__file__).parents[1] / "golden" / "imports"
 EXACT: JsonValue = {"matchStrategy": "exact"}
+
+
+def import_json(
+    value: JsonValue, metrics: JsonValue = None, *, path: Path, judge: str = "", user: str = ""
+) -> Imported:
+    """Import values as files of JSON with a member on each line."""
+    documents = [document_of(json.dumps(value, indent=1), path)]
+    if metrics is not None:
+        documents.append(document_of(json.dumps(metrics, indent=1), Path("metrics.json")))
+    return import_documents(documents, judge=judge, user=user)
+
+
+def say(imported: Imported) -> list[str]:
+    """Return what an import says: its decisions, then what it left out that can change what is run or scored."""
+    lost = (f"{each.field} ({each.places}): {each.reason}" for each in imported.left_out if each.reason)
+    return [*imported.sentences, *lost]
+
+
+def import_values(
+    value: JsonValue, metrics: JsonValue = None, *, path: Path, judge: str = "", user: str = ""
+) -> tuple[eval_set_pb2.EvalSet, list[str]]:
+    found = import_json(value, metrics, path=path, judge=judge, user=user)
+    return found.set, say(found)
+
+
+def import_paths(paths: list[Path]) -> tuple[eval_set_pb2.EvalSet, list[str]]:
+    found = import_files(paths)
+    return found.set, say(found)
 
 
 def set_of(members: dict[str, object]) -> eval_set_pb2.EvalSet:
@@ -42,9 +70,9 @@ def metric(criterion: JsonValue, name: str = "m", **members: JsonValue) -> JsonV
     return {"metricName": name, "criterion": criterion, **members}
 
 
-def imported(source: JsonValue, *metrics: JsonValue) -> tuple[eval_set_pb2.EvalSet, list[str]]:
+def imported(source: JsonValue, *metrics: JsonValue, judge: str = "") -> tuple[eval_set_pb2.EvalSet, list[str]]:
     """Import a set, and check that nothing in it but its agent is missing or wrong."""
-    eval_set, sentences = import_values(source, list(metrics), path=Path("basic.evalset.json"))
+    eval_set, sentences = import_values(source, list(metrics), path=Path("basic.evalset.json"), judge=judge)
     assert [problem for problem in problems_of(eval_set, known=KnownNames()) if problem[0] != "agent"] == []
     return eval_set, sentences
 

@@ -70,7 +70,13 @@ class Turn:
 
 
 def settings(
-    folder: Path, *, base: Path = _ROOT, exports_traces: bool = False, exports_metrics: bool = False, **changes: Any
+    folder: Path,
+    *,
+    base: Path = _ROOT,
+    exports_traces: bool = False,
+    exports_metrics: bool = False,
+    exports_logs: bool = False,
+    **changes: Any,
 ) -> Settings:
     """Settings of a server with the team, a database in a folder, and any port; names are relative to `base`."""
     server = {"port": 0, **changes.pop("server", {})}
@@ -84,6 +90,7 @@ def settings(
         folder=base,
         exports_traces=exports_traces,
         exports_metrics=exports_metrics,
+        exports_logs=exports_logs,
     )
 
 

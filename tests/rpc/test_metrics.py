@@ -74,16 +74,15 @@ async def test_prometheus_finds_what_a_turn_took(tmp_path: Path) -> None:
     agent = 'agent="desk",kind="llm",state="succeeded"'
     model = (
         'gen_ai_agent_name="desk",gen_ai_operation_name="chat",gen_ai_provider_name="scripted",'
-        'gen_ai_request_model="default",gen_ai_response_model="scripted"'
+        'gen_ai_request_model="default",gen_ai_response_model="turns"'
     )
     assert found['bough_agent_invocations_total{agent="desk",end_reason="answered",kind="llm",state="succeeded"}'] == 1
     assert found[f"bough_agent_duration_seconds_count{{{agent}}}"] == 1
     assert found['bough_agent_cost_total{agent="desk",currency="USD"}'] == 4_000_000
-    tokens = {name: value for name, value in found.items() if name.startswith("gen_ai_client_token_usage_sum")}
-    assert sorted(tokens.values()) == [1_000, 2_000]
-    assert all(model.rpartition(",")[0] in name for name in tokens)
-    durations = [name for name in found if name.startswith("gen_ai_client_operation_duration_seconds_count")]
-    assert [found[name] for name in durations] == [2]
+    usage, counted = "gen_ai_client_inference_usage", f'{model},gen_ai_token_modality="unknown"'
+    assert found[f"{usage}_input_tokens_total{{{counted}}}"] == 2_000
+    assert found[f"{usage}_output_tokens_total{{{counted}}}"] == 1_000
+    assert found[f"gen_ai_client_inference_duration_seconds_count{{{model}}}"] == 2
     assert found['bough_tool_duration_seconds_count{outcome="succeeded",tool="look_up"}'] == 1
     assert found['bough_run_duration_seconds_count{agent="desk",state="succeeded"}'] == 1
     assert found["bough_runs_active"] == 0
@@ -109,12 +108,12 @@ async def test_a_port_that_is_taken_is_a_mistake_of_the_configuration(tmp_path: 
 
 async def test_metrics_go_out_by_otlp_where_that_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
-    with serving_sink(lambda _: None, count=sent.append) as endpoint:
+    with serving_sink(lambda _: None, count=lambda name, _: sent.append(name)) as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{endpoint}")
         async with served(desk(tmp_path, exports_metrics=True)) as server:
             assert server.app.metrics_address == ""
             await begin(server, "desk", "hi").to_the_end()
-    assert {"bough.agent.invocations", "gen_ai.client.token.usage", "bough.runs.active"} <= set(sent)
+    assert {"bough.agent.invocations", "gen_ai.client.inference.duration", "bough.runs.active"} <= set(sent)
 
 
 async def test_nothing_is_counted_while_metrics_are_off(tmp_path: Path) -> None:

@@ -52,13 +52,9 @@ def check_whole(*parts: Counted) -> None:
     }
     assert of("bough.agent.duration", "agent", times=True) == {("p",): 1, ("c",): 1}
     assert of("bough.agent.cost", "agent") == {("p",): 28_000, ("c",): 26_000}
-    assert of("gen_ai.client.token.usage", "gen_ai.agent.name", "gen_ai.token.type") == {
-        ("p", "input"): 16,
-        ("p", "output"): 6,
-        ("c", "input"): 14,
-        ("c", "output"): 6,
-    }
-    assert of("gen_ai.client.operation.duration", "gen_ai.agent.name", times=True) == {("p",): 2, ("c",): 2}
+    assert of("gen_ai.client.inference.usage.input_tokens", "gen_ai.agent.name") == {("p",): 16, ("c",): 14}
+    assert of("gen_ai.client.inference.usage.output_tokens", "gen_ai.agent.name") == {("p",): 6, ("c",): 6}
+    assert of("gen_ai.client.inference.duration", "gen_ai.agent.name", times=True) == {("p",): 2, ("c",): 2}
     assert of("bough.tool.duration", "tool", "outcome", "error.type", times=True) == {
         ("look", "succeeded", ""): 1,
         ("look", "failed", "TOOL_FAILED"): 1,
@@ -136,7 +132,7 @@ async def test_a_fork_counts_nothing_of_its_origin(tmp_path: Path) -> None:
         assert answer_of(await harness.log(fork)) == "All done."
     assert counted.of("bough.agent.invocations", "agent") == {("p",): 1}
     assert counted.times("bough.tool.duration", "tool") == {}
-    assert counted.times("gen_ai.client.operation.duration", "gen_ai.agent.name") == {("p",): 1}
+    assert counted.times("gen_ai.client.inference.duration", "gen_ai.agent.name") == {("p",): 1}
 
 
 async def test_a_refused_call_is_no_model_call_and_its_agent_ends_by_its_limit(tmp_path: Path) -> None:
@@ -144,7 +140,7 @@ async def test_a_refused_call_is_no_model_call_and_its_agent_ends_by_its_limit(t
     async with open_team(tmp_path, TURNS, *TEAM, tools=[look], metrics=counted.metrics) as harness:
         await harness.turn("p", policy=policy_pb2.RunPolicy(limits=policy_pb2.Limits(model_calls=0)))
     assert counted.of("bough.agent.invocations", "agent", "state", "end_reason") == {("p", "failed", "limit"): 1}
-    assert counted.times("gen_ai.client.operation.duration") == {}
+    assert counted.times("gen_ai.client.inference.duration") == {}
 
 
 async def test_a_run_that_waits_is_not_active_and_its_cancel_is_counted(tmp_path: Path) -> None:

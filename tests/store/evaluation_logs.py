@@ -37,9 +37,12 @@ def scored(
     *,
     usage: usage_pb2.Usage | None = None,
     judge_usage: usage_pb2.Usage | None = None,
+    user_usage: usage_pb2.Usage | None = None,
 ) -> EvaluationEvent:
     """The verdict on a run of a case."""
-    result = eval_result_pb2.CaseTrialResult(case_id="one", verdict=status, usage=usage, judge_usage=judge_usage)
+    result = eval_result_pb2.CaseTrialResult(
+        case_id="one", verdict=status, usage=usage, judge_usage=judge_usage, user_usage=user_usage
+    )
     return EvaluationEvent(case_trial_scored=evaluation_pb2.CaseTrialScored(result=result))
 
 

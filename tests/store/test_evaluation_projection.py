@@ -56,14 +56,14 @@ async def test_verdicts_are_counted_as_they_come_and_what_was_used_is_summed(sto
     evaluation = await _after(
         store,
         began(),
-        scored(usage=_usage(3, cost=5), judge_usage=_usage(1)),
+        scored(usage=_usage(3, cost=5), judge_usage=_usage(1), user_usage=_usage(2)),
         scored(FAILED, usage=_usage(4, cost=6)),
         scored(eval_result_pb2.VERDICT_NOT_EVALUATED),
         EvaluationEvent(evaluation_cancel_requested=evaluation_pb2.EvaluationCancelRequested(requested_by="anne")),
     )
     used = usage_pb2.Usage(input_tokens=7, model_calls=2, cost_nanos=11, currency_code="USD")
     assert evaluation.totals == eval_result_pb2.EvalTotals(
-        cases=2, trials=4, trials_ended=3, trials_passed=1, usage=used, judge_usage=_usage(1)
+        cases=2, trials=4, trials_ended=3, trials_passed=1, usage=used, judge_usage=_usage(1), user_usage=_usage(2)
     )
     assert (evaluation.state, evaluation.verdict) == (execution_pb2.EXECUTION_STATE_RUNNING, 0)
     assert evaluation.last_sequence == 8

@@ -1,4 +1,4 @@
-"""An OTLP/gRPC endpoint that keeps what it is sent of spans and metrics; a program, or a context of a test.
+"""An OTLP/gRPC endpoint that keeps what it is sent of spans, metrics and events; a program, or a context of a test.
 
 python -m tests.support.otlp_sink --port 0 --out SPANS.jsonl --ready-file F
 """
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -36,6 +37,16 @@ class SentSpan:
     attributes: dict[str, Value]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentEvent:
+    """A log record with the name of an event, as it arrived; ids in hex."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    attributes: dict[str, Value]
+
+
 class TraceSink(trace_service_pb2_grpc.TraceServiceServicer):
     """Hands every span on, in the order of arrival."""
 
@@ -54,10 +65,34 @@ class TraceSink(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-class MetricsSink(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Hands the name of every metric on, each time it comes."""
+class LogsSink(logs_service_pb2_grpc.LogsServiceServicer):
+    """Hands every event on, in the order of arrival."""
 
-    def __init__(self, count: Callable[[str], None]) -> None:
+    def __init__(self, keep: Callable[[SentEvent], None]) -> None:
+        self._keep = keep
+
+    def Export(
+        self, request: logs_service_pb2.ExportLogsServiceRequest, context: grpc.ServicerContext
+    ) -> logs_service_pb2.ExportLogsServiceResponse:
+        """Takes a batch of log records."""
+        for resource in request.resource_logs:
+            for scope in resource.scope_logs:
+                for record in scope.log_records:
+                    self._keep(
+                        SentEvent(
+                            name=record.event_name,
+                            trace_id=record.trace_id.hex(),
+                            span_id=record.span_id.hex(),
+                            attributes=_attributes(record.attributes),
+                        )
+                    )
+        return logs_service_pb2.ExportLogsServiceResponse()
+
+
+class MetricsSink(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Hands the name of every metric on, and those of its attributes, each time it comes."""
+
+    def __init__(self, count: Callable[[str, set[str]], None]) -> None:
         self._count = count
 
     def Export(
@@ -67,13 +102,18 @@ class MetricsSink(metrics_service_pb2_grpc.MetricsServiceServicer):
         for resource in request.resource_metrics:
             for scope in resource.scope_metrics:
                 for metric in scope.metrics:
-                    self._count(metric.name)
+                    points = getattr(metric, metric.WhichOneof("data") or "sum").data_points
+                    self._count(metric.name, {pair.key for point in points for pair in point.attributes})
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
 @contextmanager
 def serving_sink(
-    keep: Callable[[SentSpan], None], *, count: Callable[[str], None] = lambda _: None, port: int = 0
+    keep: Callable[[SentSpan], None],
+    *,
+    count: Callable[[str, set[str]], None] = lambda name, attributes: None,
+    keep_event: Callable[[SentEvent], None] = lambda _: None,
+    port: int = 0,
 ) -> Iterator[str]:
     """Serve a sink on loopback in a separate thread; return its address."""
     server = grpc.server(ThreadPoolExecutor(max_workers=1), options=(("grpc.so_reuseport", 0),))
@@ -81,6 +121,7 @@ def serving_sink(
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(sink, server)  # type: ignore[no-untyped-call] # untyped
     counter = MetricsSink(count)
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(counter, server)  # type: ignore[no-untyped-call]
+    logs_service_pb2_grpc.add_LogsServiceServicer_to_server(LogsSink(keep_event), server)  # type: ignore[no-untyped-call]
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     try:

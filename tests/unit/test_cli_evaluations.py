@@ -56,16 +56,19 @@ def test_text_of_models_cannot_control_the_terminal_and_reasons_are_not_cut() ->
 
 
 def test_the_last_line_has_the_verdict_or_why_there_is_none() -> None:
-    totals = pb.EvalTotals(cases=1, cases_passed=1, trials=1, trials_passed=1)
+    totals = pb.EvalTotals(cases=1, cases_passed=1, trials=1, trials_ended=1, trials_passed=1)
     cancelled, failed = (
         pb.EvalResult(totals=totals, state=state)
         for state in (execution_pb2.EXECUTION_STATE_CANCELLED, execution_pb2.EXECUTION_STATE_FAILED)
     )
 
     assert shown(pb.EvalResult(totals=totals, verdict=PASSED)) == ["passed: 1 of 1 case passed"]
-    assert shown(cancelled) == ["cancelled: 1 of 1 case passed"]
-    assert shown(pb.EvalResult(totals=totals)) == ["running: 1 of 1 case passed"]
-    assert shown(failed) == ["ended without a verdict: 1 of 1 case passed"]
+    assert shown(cancelled) == [
+        "The evaluation was cancelled. It has no verdict: 1 of 1 trial ended.",
+        "cancelled: 1 of 1 case passed",
+    ]
+    assert shown(pb.EvalResult(totals=totals))[-1] == "running: 1 of 1 case passed"
+    assert shown(failed)[-1] == "ended without a verdict: 1 of 1 case passed"
 
 
 def test_gates_are_shown_with_their_value_and_the_reason_of_those_that_do_not_hold() -> None:
@@ -88,9 +91,11 @@ def test_a_comparison_lists_what_changed_and_counts() -> None:
     worse = pb.CaseComparison(
         case_id="oslo", change=pb.CASE_CHANGE_WORSE, verdict_baseline=PASSED, verdict_candidate=FAILED
     )
+    worse.pass_rate_baseline, worse.pass_rate_candidate = 1, 0.2
     worse.differences.add(message="writer is missing below lead")
     same = pb.CaseComparison(case_id="bergen", change=pb.CASE_CHANGE_SAME)
     removed = pb.CaseComparison(case_id="tromso", change=pb.CASE_CHANGE_REMOVED, verdict_baseline=PASSED)
+    removed.pass_rate_baseline = 0.5
     comparison = pb.EvalComparison(
         cases=[worse, same, removed],
         worse=1,
@@ -103,9 +108,9 @@ def test_a_comparison_lists_what_changed_and_counts() -> None:
     assert [line.plain for line in comparison_lines(comparison, pb.EvalSuspects(), width=1000)] == [
         "The set changed.",
         "The candidate is of an evaluation that is cancelled: it may lack cases.",
-        "worse       oslo  passed -> failed, -",
+        "worse       oslo  passed -> failed, 1.00 to 0.20",
         "            writer is missing below lead",
-        "removed     tromso",
+        "removed     tromso  0.50 to -",
         "compared with the baseline: 0 better, 1 worse, 0 unclear, 1 removed, 0 added",
     ]
 

@@ -18,7 +18,7 @@ from bough_server.evals.sets.eval_set import read_eval_set
 from bough_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-EVAL_SETS = [ROOT / "examples" / "eval" / "desk.yaml"]
+EVAL_SETS = [ROOT / "examples" / "eval" / name for name in ("desk.yaml", "reader.yaml")]
 EXAMPLES = [
     *sorted(ROOT.glob("examples/*/bough.yaml")),
     *sorted(ROOT.glob("examples/*/agents/*.yaml")),

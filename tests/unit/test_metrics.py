@@ -37,15 +37,24 @@ def test_what_is_not_collected_is_bounded_and_is_not_lost() -> None:
 
 def test_a_model_call_is_told_of_in_the_words_of_the_conventions() -> None:
     counted = Counted()
-    used = usage_pb2.Usage(input_tokens=7, output_tokens=3, cost_nanos=13, currency_code="EUR")
+    used = usage_pb2.Usage(
+        input_tokens=7, cached_input_tokens=5, output_tokens=3, reasoning_tokens=0, cost_nanos=13, currency_code="EUR"
+    )
     counted.metrics.on_model_call(ModelCallEnd("a", "openai", "default", "large-2", 2.0, "", used))
     counted.metrics.on_model_call(ModelCallEnd("a", "", "default", "", 1.0, "MODEL_TIMEOUT", None))
     by = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
-    assert counted.of("gen_ai.client.token.usage", *by, "gen_ai.token.type", "gen_ai.agent.name") == {
-        ("chat", "openai", "default", "large-2", "input", "a"): 7,
-        ("chat", "openai", "default", "large-2", "output", "a"): 3,
-    }
-    assert counted.of("gen_ai.client.operation.duration", *by, "error.type") == {
+    usage = "gen_ai.client.inference.usage"
+    numbers = ("input_tokens", "cache_read.input_tokens", "cache_write.input_tokens", "output_tokens")
+    names = [f"{usage}.{name}" for name in (*numbers, "reasoning.output_tokens")]
+    told = ("chat", "openai", "default", "large-2", "unknown", "a")
+    assert [counted.of(name, *by, "gen_ai.token.modality", "gen_ai.agent.name") for name in names] == [
+        {told: 7},
+        {told: 5},
+        {},
+        {told: 3},
+        {told: 0},
+    ]
+    assert counted.of("gen_ai.client.inference.duration", *by, "error.type") == {
         ("chat", "openai", "default", "large-2", ""): 2.0,
         ("chat", "unknown", "default", "", "MODEL_TIMEOUT"): 1.0,
     }

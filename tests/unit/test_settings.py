@@ -344,21 +344,22 @@ def test_a_currency_is_three_capital_letters(tmp_path: Path, currency: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("variables", "traces", "metrics"),
+    ("variables", "exported"),
     [
-        ({}, False, False),
-        ({"ENDPOINT": "http://x"}, True, True),
-        ({"TRACES_ENDPOINT": "http://x"}, True, False),
-        ({"METRICS_ENDPOINT": "http://x"}, False, True),
+        ({}, (False, False, False)),
+        ({"ENDPOINT": "http://x"}, (True, True, True)),
+        ({"TRACES_ENDPOINT": "http://x"}, (True, False, False)),
+        ({"METRICS_ENDPOINT": "http://x"}, (False, True, False)),
+        ({"LOGS_ENDPOINT": "http://x"}, (False, False, True)),
     ],
 )
 def test_the_variables_of_otlp_say_what_goes_out(
-    variables: dict[str, str], traces: bool, metrics: bool, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], exported: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
     settings = Settings.load()
-    assert (settings.exports_traces, settings.exports_metrics) == (traces, metrics)
+    assert (settings.exports_traces, settings.exports_metrics, settings.exports_logs) == exported
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     assert not Settings.load().exports_metrics
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
+from bough.v1 import error_pb2, execution_pb2, message_pb2, model_pb2, step_pb2, usage_pb2
 from bough_server.observability.tracing import Parent, Traced, Tracing, make_provider
 from tests.support.otlp_sink import SentSpan, serving_sink
 
@@ -18,9 +18,15 @@ _NOWHERE = Parent(Context())
 _ANSWER = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.Part(text="42")])
 
 
-def _root(tracing: Tracing, parent: Parent = _NOWHERE) -> Traced:
+def _root(
+    tracing: Tracing,
+    parent: Parent = _NOWHERE,
+    *,
+    kind: execution_pb2.AgentKind.ValueType = execution_pb2.AGENT_KIND_LLM,
+) -> Traced:
     return tracing.invoke_agent(
         agent="lead",
+        kind=kind,
         description="Leads.",
         invocation_id="i",
         run_id="r",
@@ -62,7 +68,9 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
         ),
         output=[_ANSWER],
     )
-    tool = tracing.execute_tool(tool="clock", call_id="c", parent=root.below, description="Tells the time.")
+    tool = tracing.execute_tool(
+        tool="clock", agent="lead", call_id="c", parent=root.below, description="Tells the time."
+    )
     tool.end(error=error_pb2.AgentError(reason=error_pb2.ERROR_REASON_TOOL_FAILED, message="It broke."))
     root.end()
     spans = exporter.get_finished_spans()
@@ -75,6 +83,7 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
                 "gen_ai.operation.name": "chat",
                 "gen_ai.provider.name": "local",
                 "gen_ai.request.model": "small",
+                "gen_ai.request.stream": True,
                 "gen_ai.request.temperature": 0.5,
                 "gen_ai.request.max_tokens": 9,
                 "gen_ai.response.id": "x",
@@ -82,7 +91,7 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
                 "gen_ai.response.finish_reasons": ("stop",),
                 "gen_ai.usage.input_tokens": 3,
                 "gen_ai.usage.cache_read.input_tokens": 1,
-                "gen_ai.usage.cache_creation.input_tokens": 2,
+                "gen_ai.usage.cache_write.input_tokens": 2,
                 "gen_ai.usage.output_tokens": 0,
                 "gen_ai.usage.reasoning.output_tokens": 0,
             },
@@ -94,6 +103,7 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
             {
                 "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.name": "clock",
+                "gen_ai.agent.name": "lead",
                 "gen_ai.tool.call.id": "c",
                 "gen_ai.tool.type": "function",
                 "gen_ai.tool.description": "Tells the time.",
@@ -107,7 +117,6 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
             {
                 "gen_ai.operation.name": "invoke_agent",
                 "gen_ai.agent.name": "lead",
-                "gen_ai.agent.id": "lead",
                 "gen_ai.agent.description": "Leads.",
                 "gen_ai.conversation.id": "s",
                 "bough.run": "r",
@@ -121,10 +130,30 @@ def test_an_agent_a_model_call_and_a_tool_are_spans_of_one_trace_by_the_conventi
     assert [f"{span.parent.span_id:016x}" for span in spans if span.parent] == [root.span_id] * 2
 
 
+@pytest.mark.parametrize("kind", execution_pb2.AgentKind.values())
+def test_an_agent_whose_definition_says_what_runs_next_is_a_workflow(kind: execution_pb2.AgentKind.ValueType) -> None:
+    tracing, exporter = _recording()
+    _root(tracing, kind=kind).end()
+    (span,) = exporter.get_finished_spans()
+    name = execution_pb2.AgentKind.Name(kind).removeprefix("AGENT_KIND_")
+    is_workflow = name in ("SEQUENCE", "PARALLEL", "LOOP", "PLAN_EXECUTE", "GRAPH")
+    operation = "invoke_workflow" if is_workflow else "invoke_agent"
+    named = [(span.attributes or {})[f"gen_ai.{each}.name"] for each in ("operation", "agent")]
+    assert (span.name, *named) == (f"{operation} lead", operation, "lead")
+
+
+def test_model_calls_and_tools_of_a_run_name_its_session() -> None:
+    tracing, exporter = _recording()
+    below = _root(tracing, _NOWHERE.for_run(run_id="r", session_id="s", user_id="u")).below
+    tracing.chat(model="m", provider="p", parent=below).end()
+    tracing.execute_tool(tool="t", agent="lead", call_id="c", parent=below).end()
+    assert [(span.attributes or {})["gen_ai.conversation.id"] for span in exporter.get_finished_spans()] == ["s", "s"]
+
+
 def test_content_is_recorded_only_when_the_operator_asks() -> None:
     tracing, exporter = _recording(capture_content=True)
     tracing.chat(model="m", provider="p", parent=_NOWHERE).end(input=[], output=[_ANSWER])
-    tracing.execute_tool(tool="t", call_id="c", parent=_NOWHERE).end(input='{"a": 1}', output="done")
+    tracing.execute_tool(tool="t", agent="a", call_id="c", parent=_NOWHERE).end(input='{"a": 1}', output="done")
     chat, tool = (dict(span.attributes or {}) for span in exporter.get_finished_spans())
     assert json.loads(str(chat["gen_ai.input.messages"])) == []
     assert json.loads(str(chat["gen_ai.output.messages"])) == [
@@ -197,6 +226,6 @@ def test_what_an_error_quotes_is_content_too() -> None:
     told: list[str | None] = []
     for capture in (False, True):
         tracing, exporter = _recording(capture_content=capture)
-        tracing.execute_tool(tool="pay", call_id="c", parent=_NOWHERE).end(error=error)
+        tracing.execute_tool(tool="pay", agent="a", call_id="c", parent=_NOWHERE).end(error=error)
         told += [span.status.description for span in exporter.get_finished_spans()]
     assert told == [None, "card: '4111' is no integer"]

@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 import grpc
 from grpc import aio
 
-from bough.arguments import wrong_type
+from bough.addresses import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from bough.addresses import check_address, is_loopback, resolve_target, split_address, split_host
 
 ChannelOption = tuple[str, int | str]
 
@@ -17,9 +17,6 @@ Token: TypeAlias = str | Callable[[], str]
 """A bearer token, or what returns the current one; it is called once for each call."""
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
-
-DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-"""Default address of a server."""
 
 RUN_TIMEOUT: Final = 600.0
 """Default timeout for following a run, in seconds."""
@@ -86,11 +83,8 @@ _SERVICE_CONFIG: Final = {
     ]
 }
 
-_HOST: Final = re.compile(r"(?:dns:(?://[^/]*/)?|ipv[46]:)?([^][:/,]+|\[[^]]*\])(:\d{1,5})?")
-"""An address of one server by host, and by port if it is whole."""
-
-_WITHOUT_PORT: Final = ("unix:", "unix-abstract:", "vsock:", "xds:", "google-c2p:")
-"""How addresses begin that gRPC resolves without a port."""
+_AUTHORITY: Final = "grpc.default_authority"
+"""The option that names the servers of a channel, and so what their certificates are checked for."""
 
 _TOKEN: Final = re.compile("[!-~]+")
 
@@ -115,25 +109,6 @@ def channel_options(options: Iterable[ChannelOption] = ()) -> tuple[ChannelOptio
     return tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
 
 
-def check_address(address: str) -> None:
-    """Raise ValueError for an address that is not HOST:PORT or another that gRPC knows, TypeError for no text."""
-    if not isinstance(address, str):
-        raise wrong_type("address", "a str", address)
-    if address.startswith(_WITHOUT_PORT):
-        return
-    hosts = [_HOST.fullmatch(each) for each in address.split(",")]
-    if all(host is not None and host[2] for host in hosts):
-        return
-    if all(hosts):
-        raise ValueError(f"The address {address!r} has no port: write HOST:PORT, such as {DEFAULT_ADDRESS}.")
-    if address.startswith(("http://", "https://")):
-        raise ValueError(
-            f"The address {address!r} is a URL: write HOST:PORT, such as {DEFAULT_ADDRESS}. For TLS pass credentials, "
-            "such as grpc.ssl_channel_credentials()."
-        )
-    raise ValueError(f"The address {address!r} is not HOST:PORT, such as {DEFAULT_ADDRESS}.")
-
-
 def async_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Iterable[ChannelOption]
 ) -> aio.Channel:
@@ -141,10 +116,10 @@ def async_channel(
 
     Raises TypeError or ValueError for a wrong address.
     """
-    check_address(address)
+    target, merged = _prepare(address, credentials, options)
     if credentials is None:
-        return aio.insecure_channel(address, options=channel_options(options))
-    return aio.secure_channel(address, credentials, options=channel_options(options))
+        return aio.insecure_channel(target, options=merged)
+    return aio.secure_channel(target, credentials, options=merged)
 
 
 def sync_channel(
@@ -154,10 +129,28 @@ def sync_channel(
 
     Raises TypeError or ValueError for a wrong address.
     """
-    check_address(address)
+    target, merged = _prepare(address, credentials, options)
     if credentials is None:
-        return grpc.insecure_channel(address, options=channel_options(options))
-    return grpc.secure_channel(address, credentials, options=channel_options(options))
+        return grpc.insecure_channel(target, options=merged)
+    return grpc.secure_channel(target, credentials, options=merged)
+
+
+def _prepare(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Iterable[ChannelOption]
+) -> tuple[str, tuple[ChannelOption, ...]]:
+    """Return the target and the options of a channel. Raises TypeError or ValueError for a wrong address."""
+    check_address(address)
+    merged = dict(channel_options(options))
+    servers = split_address(address)
+    if len(servers) > 1 and credentials is not None and _AUTHORITY not in merged:
+        # gRPC checks the certificates of all for one name, and would take the list for it.
+        if len({split_host(server) for server in servers}) > 1:
+            raise ValueError(
+                f"The address {address!r} names several hosts, whose certificates are checked for one name: pass "
+                f'that as options=[("{_AUTHORITY}", "bough.example")].'
+            )
+        merged[_AUTHORITY] = servers[0]
+    return resolve_target(address), tuple(merged.items())
 
 
 def token_metadata(
@@ -169,7 +162,7 @@ def token_metadata(
     """
     if token is None:
         return tuple
-    if credentials is None and not _is_loopback(address):
+    if credentials is None and not is_loopback(address):
         raise ValueError(
             f"the token would travel to {address} unencrypted: pass credentials, such as grpc.ssl_channel_credentials()"
         )
@@ -182,14 +175,3 @@ def _check_token(token: str) -> str:
     if _TOKEN.fullmatch(token) is None:
         raise ValueError("the token is empty or has characters that no bearer token has")
     return token
-
-
-def _is_loopback(address: str) -> bool:
-    """Return whether an address of gRPC names this machine: a Unix socket, localhost, or an address of loopback."""
-    host = _HOST.fullmatch(address)
-    if host is None or host[1] == "localhost":
-        return host is not None or address.startswith("unix:")
-    try:
-        return ip_address(host[1].strip("[]")).is_loopback
-    except ValueError:
-        return False

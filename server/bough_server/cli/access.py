@@ -10,7 +10,7 @@ import grpc
 from grpc import aio
 
 from bough import AsyncClient
-from bough.channel import ChannelOption
+from bough.channel import ChannelOption, async_channel
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
@@ -26,10 +26,11 @@ class Access:
     token: str | None = field(default=None, repr=False)
 
     def open_channel(self, address: str) -> aio.Channel:
-        """Return a bare channel, for the calls that anyone may make."""
-        if self.credentials is None:
-            return aio.insecure_channel(address, options=self.options)
-        return aio.secure_channel(address, self.credentials, options=self.options)
+        """Return a channel without a token, for the calls that anyone may make. Raises ConfigurationError."""
+        try:
+            return async_channel(address, self.credentials, self.options)
+        except ValueError as error:  # several hosts behind TLS
+            raise ConfigurationError(str(error)) from None
 
     def make_client(self, address: str, **options: Any) -> AsyncClient:
         """Return a client. Raises ConfigurationError for a token that would travel unencrypted."""

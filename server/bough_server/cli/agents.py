@@ -138,7 +138,9 @@ def _check_scripts(settings: "Settings", agents: set[str], *, is_whole: bool) ->
         except ConfigurationError as error:
             problems += str(error).splitlines()
             continue
-        missing = [name for name in script.agents if name.removesuffix(".summary") not in {"*", "judge", *agents}]
+        missing = [
+            name for name in script.agents if name.removesuffix(".summary") not in {"*", "judge", "user", *agents}
+        ]
         notes += [f"{path}: agents.{name}: There is no agent {name!r}.{suggestion(name, agents)}" for name in missing]
     return problems, notes
 

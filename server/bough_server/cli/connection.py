@@ -15,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bough import AsyncClient, CallFailed, NotFound, Rejoining
-from bough.channel import DEFAULT_ADDRESS, check_address
+from bough.addresses import DEFAULT_ADDRESS, check_address, split_address
 from bough.v1 import run_pb2
 from bough_server.cli.access import Access, local_access, remote_access
 from bough_server.cli.exit_codes import print_stderr
@@ -67,7 +67,7 @@ class FoundServer:
 
 
 class NoServer(ConfigurationError):
-    """No server answers at the address that the caller named."""
+    """No server answers at the address, or at any of those, that the caller named."""
 
 
 @asynccontextmanager
@@ -82,7 +82,8 @@ async def connect(
 ) -> AsyncIterator[Connection]:
     """Connect to the server that the flags select, for as long as the context is open.
 
-    A server named by its address is never replaced by another. Without an address, the server that has the configured
+    A server named by its address is never replaced by another; of several the first that answers is used, and the next
+    if that is lost. Without an address, the server that has the configured
     database open is used, also with --embedded; else the one at the configured port if it answers; else an embedded one
     is opened for as long as the command lasts, which --verbose says. Notes are printed on standard error; with
     `is_silent` the caller prints them. With `is_reading` the embedded server resumes no runs, and upgrades no database:
@@ -212,8 +213,10 @@ async def _find_server_at(address: str, access: Access) -> FoundServer:
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
     ):
-        hint = await _explain_silence(address, access)
-        raise NoServer(f"No server answers at {address}: start one there, or omit the address.{hint}")
+        servers = split_address(address)
+        where = "any of " if len(servers) > 1 else ""
+        hint = await _explain_silence(servers[0], access)
+        raise NoServer(f"No server answers at {where}{address}: start one there, or omit the address.{hint}")
     return FoundServer(address=address, access=access)
 
 

@@ -3,18 +3,15 @@
 Imports nothing of the schema: `bough --help` and a shell's completion load this module. See conversions.py.
 """
 
-import re
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from bough_server.cli.completion import complete_models, complete_runs
-
-_CALLER: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}/[^\x00-\x1f\x7f]{1,128}")
 
 
 class View(StrEnum):
@@ -128,8 +125,9 @@ AddressOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="The server to use.  [default: BOUGH_ADDRESS; the one that serves the database; the configured port "
-        "of this machine, 50051, if Bough answers there; --embedded]",
+        help="The server to use; of HOST:PORT,HOST:PORT the first that answers, and the next if that is lost.  "
+        "[default: BOUGH_ADDRESS; the one that serves the database; the configured port of this machine, 50051, if "
+        "Bough answers there; --embedded]",
     ),
 ]
 
@@ -146,7 +144,12 @@ EmbeddedOption = Annotated[
 
 
 def _check_caller(text: str | None) -> str | None:
-    if text is not None and _CALLER.fullmatch(text) is None:
+    if text is None:
+        return None
+    from bough_server.identity import is_tenant, is_user  # the schema need not be loaded for help
+
+    tenant, separator, user = text.partition("/")
+    if not (separator and is_tenant(tenant) and is_user(user)):
         raise typer.BadParameter("must be TENANT/USER, such as acme/jane.")
     return text
 

@@ -149,11 +149,11 @@ class EvaluationSelection:
 
 
 def _remove_trees(result: eval_result_pb2.CaseTrialResult) -> None:
-    """Remove agents, calls, answers and the details of scores."""
+    """Remove agents, calls, what was said, and the details of scores."""
     for turn in result.turns:
-        turn.truncated = turn.truncated or bool(turn.agents or turn.answer)
-        turn.ClearField("agents")
-        turn.ClearField("answer")
+        turn.truncated = turn.truncated or bool(turn.agents or turn.answer or turn.user)
+        for name in ("agents", "answer", "user"):
+            turn.ClearField(name)
     for score in result.scores:
         score.ClearField("tree_comparisons")
         score.ClearField("judgments")

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2
+from bough_server.matching.placeholders import has_text, is_text, matches_anything, redact_like
 from bough_server.matching.regexes import RegexProblem, check_pattern, is_found
 from bough_server.matching.schemas import schema_mistakes, value_path, value_schema_problem
 from bough_server.matching.work import TooMuchWork, limit_work, spend
@@ -117,9 +118,16 @@ def _difference(matcher: eval_set_pb2.ValueMatcher, expected_json: str, value_js
     except ValueError as error:
         return f"the expected value is not JSON: {error}"
     ignored = [tuple(path.split(".")) for path in matcher.ignore]
-    comparison = _Comparison(is_subset=is_subset, tolerance=matcher.number_tolerance)
-    found = comparison.differences(_without(expected, ignored), _without(_parse_or_keep(value_json), ignored), ())
-    return next(found, "")
+    comparison, wanted = (
+        _Comparison(is_subset=is_subset, tolerance=matcher.number_tolerance),
+        _without(expected, ignored),
+    )
+    found = ""
+    for text in dict.fromkeys((value_json, redact_like(expected_json, value_json))):
+        found = next(comparison.differences(wanted, _without(_parse_or_keep(text), ignored), ()), "")
+        if not found:
+            break
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +167,10 @@ class _Comparison:
             yield from self.differences(one, other, (*path, index))
 
     def _are_equal(self, expected: JsonValue, actual: JsonValue) -> bool:
+        if matches_anything(expected):
+            return True
+        if isinstance(expected, str) and isinstance(actual, str):
+            return is_text(expected, actual)
         # Python takes True for 1; in JSON a boolean is not a number.
         if isinstance(expected, bool) or isinstance(actual, bool):
             return expected is actual
@@ -196,9 +208,9 @@ def _below(name: str | None, ignored: Sequence[_Steps]) -> list[_Steps]:
 
 def _answer_mismatches(expected: eval_set_pb2.ExpectedAnswer, text: str) -> Iterator[str]:
     folded = _fold_case(text, expected)
-    if expected.HasField("exact") and folded.strip() != _fold_case(expected.exact, expected).strip():
+    if expected.HasField("exact") and not _is_answer(expected.exact, text, expected):
         yield f"the answer is {_excerpt(text.strip())}, expected {_excerpt(expected.exact.strip())}"
-    if missing := [part for part in expected.contains if _fold_case(part, expected) not in folded]:
+    if missing := [part for part in expected.contains if not _has_part(part, text, expected)]:
         yield f"the answer {_excerpt(text)} does not contain {_list_excerpts(missing)}"
     if excluded := [part for part in expected.excludes if _fold_case(part, expected) in folded]:
         yield f"the answer contains {_list_excerpts(excluded)}, which {'is' if len(excluded) == 1 else 'are'} excluded"
@@ -210,6 +222,16 @@ def _answer_mismatches(expected: eval_set_pb2.ExpectedAnswer, text: str) -> Iter
         yield f"the answer's length is {len(text):,}, expected at most {expected.max_characters:,} characters"
     if expected.HasField("json"):
         yield from _json_mismatch(expected.json, text)
+
+
+def _is_answer(exact: str, text: str, expected: eval_set_pb2.ExpectedAnswer) -> bool:
+    wanted = _fold_case(exact, expected).strip()
+    return any(is_text(wanted, _fold_case(each, expected).strip()) for each in (text, redact_like(exact, text)))
+
+
+def _has_part(part: str, text: str, expected: eval_set_pb2.ExpectedAnswer) -> bool:
+    wanted = _fold_case(part, expected)
+    return any(has_text(wanted, _fold_case(each, expected)) for each in (text, redact_like(part, text)))
 
 
 def _list_excerpts(texts: Sequence[str]) -> str:

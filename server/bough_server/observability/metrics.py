@@ -36,8 +36,16 @@ _COMMIT_SECONDS: Final = tuple(0.0005 * 2**power for power in range(15))
 """From half a millisecond to eight seconds."""
 _WRITES: Final = tuple(2**power for power in range(11))
 """Up to as many as are committed together."""
-_TOKENS: Final = tuple(4**power for power in range(14))
-"""The buckets that they recommend for tokens."""
+_TOKENS: Final = {
+    "input_tokens": ("input_tokens", "Input tokens, with those of a cache."),
+    "output_tokens": ("output_tokens", "Output tokens, with those of reasoning."),
+    "cache_read.input_tokens": ("cached_input_tokens", "Input tokens that a provider's cache had."),
+    "cache_write.input_tokens": ("cache_write_tokens", "Input tokens that a provider's cache has from here on."),
+    "reasoning.output_tokens": ("reasoning_tokens", "Output tokens of reasoning."),
+}
+"""Ends of the names of counters, with their fields of Usage and their descriptions."""
+_MODALITY: Final = {"gen_ai.token.modality": "unknown"}
+"""No provider is asked for tokens by modality, and the conventions require the attribute."""
 
 
 class BoundedNames:
@@ -124,9 +132,14 @@ class Metrics:
         self._agent_time = histogram("bough.agent.duration", "s", "An invocation, start to end.", _LONG_SECONDS)
         self._run_time = histogram("bough.run.duration", "s", "A run, start to end.", _LONG_SECONDS)
         self._tool_time = histogram("bough.tool.duration", "s", "A call of a tool, start to end.", _SECONDS)
-        self._used = histogram("gen_ai.client.token.usage", "{token}", "Input and output tokens.", _TOKENS)
+        self._tokens = {
+            field: meter.create_counter(
+                f"gen_ai.client.inference.usage.{name}", unit="{token}", description=description
+            )
+            for name, (field, description) in _TOKENS.items()
+        }
         self._model_time = histogram(
-            "gen_ai.client.operation.duration", "s", "A model call with all its attempts.", _SECONDS
+            "gen_ai.client.inference.duration", "s", "A model call with all its attempts.", _SECONDS
         )
         self._batch_size = histogram("bough.store.batch.size", "{write}", "Writes that one commit held.", _WRITES)
         self._commit_time = histogram(
@@ -272,10 +285,10 @@ class Metrics:
         if call.seconds is not None:
             self._model_time.record(call.seconds, {**named, "error.type": call.error} if call.error else named)
         if call.used is not None:
-            if call.used.HasField("input_tokens"):
-                self._used.record(call.used.input_tokens, {**named, "gen_ai.token.type": "input"})
-            if call.used.HasField("output_tokens"):
-                self._used.record(call.used.output_tokens, {**named, "gen_ai.token.type": "output"})
+            used = {field.name: value for field, value in call.used.ListFields()}
+            for name, counter in self._tokens.items():
+                if name in used:
+                    counter.add(used[name], {**named, **_MODALITY})
             if call.used.cost_nanos:
                 self._cost.add(call.used.cost_nanos, {"agent": agent, "currency": call.used.currency_code})
 

@@ -1,6 +1,6 @@
 """Spans of agents, model calls and tools by OpenTelemetry's GenAI conventions, without content unless configured.
 
-The conventions are in development (semantic-conventions-genai), so only this module contains their names.
+The conventions are in development (semantic-conventions-genai, here v0.1.0), so only this package contains their names.
 """
 
 import json
@@ -17,17 +17,28 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from bough.v1 import error_pb2, message_pb2, model_pb2, step_pb2
+from bough.v1 import error_pb2, execution_pb2, message_pb2, model_pb2, step_pb2
 
 Content: TypeAlias = str | Sequence[message_pb2.Message]
 """Input or output of an operation: messages, or a tool's arguments or result as text."""
 
 Attributes: TypeAlias = Mapping[str, str | int | float]
 
+_CONVERSATION: Final = "gen_ai.conversation.id"
 _NEW_IDS: Final = RandomIdGenerator()
 # The default sampler follows the parent: without this flag, spans below a recorded one would be dropped.
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _RANDOM: Final = TraceFlags(TraceFlags.RANDOM_TRACE_ID)
+_WORKFLOWS: Final = frozenset(
+    {
+        execution_pb2.AGENT_KIND_SEQUENCE,
+        execution_pb2.AGENT_KIND_PARALLEL,
+        execution_pb2.AGENT_KIND_LOOP,
+        execution_pb2.AGENT_KIND_PLAN_EXECUTE,
+        execution_pb2.AGENT_KIND_GRAPH,
+    }
+)
+"""Kinds whose definition says what runs next. In a supervisor and in a swarm models say it, in a function code."""
 _INPUT: Final = {"execute_tool": "gen_ai.tool.call.arguments"}
 _OUTPUT: Final = {"execute_tool": "gen_ai.tool.call.result"}
 
@@ -140,6 +151,7 @@ class Tracing:
         self,
         *,
         agent: str,
+        kind: execution_pb2.AgentKind.ValueType,
         description: str,
         invocation_id: str,
         run_id: str,
@@ -149,23 +161,23 @@ class Tracing:
         parent: Parent,
         is_over: bool = False,
     ) -> Traced:
-        """Start the span of an agent invocation.
+        """Start the span of an agent invocation: of `invoke_workflow` for a composite by rule, else of `invoke_agent`.
 
         If `is_over`, return ids without a span: the invocation has ended, and its span was exported when it did.
         """
+        operation = "invoke_workflow" if kind in _WORKFLOWS else "invoke_agent"
         if is_over or self._tracer is None:
-            return _without_span("invoke_agent", parent)
+            return _without_span(operation, parent)
         attributes: dict[str, str | int | float] = {
             "gen_ai.agent.name": agent,
-            "gen_ai.agent.id": agent,
             "gen_ai.agent.description": description,
-            "gen_ai.conversation.id": session_id,
+            _CONVERSATION: session_id,
             "bough.run": run_id,
             "bough.agent_invocation": invocation_id,
             "bough.branch": branch,
             "bough.depth": depth,
         }
-        return self._start("invoke_agent", agent, attributes=attributes, parent=parent, kind=SpanKind.INTERNAL)
+        return self._start(operation, agent, attributes=attributes, parent=parent, kind=SpanKind.INTERNAL)
 
     def chat(
         self, *, model: str, provider: str, parent: Parent, settings: model_pb2.ModelSettings | None = None
@@ -173,7 +185,11 @@ class Tracing:
         """Start the span of a model call, which covers all its attempts."""
         if self._tracer is None:
             return _without_span("chat", parent)
-        attributes: dict[str, str | int | float] = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
+        attributes: dict[str, str | int | float] = {
+            "gen_ai.provider.name": provider,
+            "gen_ai.request.model": model,
+            "gen_ai.request.stream": True,  # every provider's answer is streamed
+        }
         if settings is not None:
             if settings.HasField("temperature"):
                 attributes["gen_ai.request.temperature"] = settings.temperature
@@ -183,12 +199,13 @@ class Tracing:
                 attributes["gen_ai.request.max_tokens"] = settings.max_output_tokens
         return self._start("chat", model, attributes=attributes, parent=parent, kind=SpanKind.CLIENT)
 
-    def execute_tool(self, *, tool: str, call_id: str, parent: Parent, description: str = "") -> Traced:
-        """Start the span of a tool call."""
+    def execute_tool(self, *, tool: str, agent: str, call_id: str, parent: Parent, description: str = "") -> Traced:
+        """Start the span of a tool call that an agent makes."""
         if self._tracer is None:
             return _without_span("execute_tool", parent)
         attributes: dict[str, str | int | float] = {
             "gen_ai.tool.name": tool,
+            "gen_ai.agent.name": agent,
             "gen_ai.tool.call.id": call_id,
             "gen_ai.tool.type": "function",
             "gen_ai.tool.description": description,
@@ -203,7 +220,8 @@ class Tracing:
 
     def _start(self, operation: str, name: str, *, attributes: Attributes, parent: Parent, kind: SpanKind) -> Traced:
         assert self._tracer is not None, "without a provider there are no spans"
-        given: Attributes = {"gen_ai.operation.name": operation, **{k: v for k, v in attributes.items() if v != ""}}
+        own = {_CONVERSATION: parent.baggage("session_id") or "", **attributes}
+        given: Attributes = {"gen_ai.operation.name": operation, **{k: v for k, v in own.items() if v != ""}}
         span = self._tracer.start_span(f"{operation} {name}", parent.context, kind, given)
         return Traced(_with_own_id(span, parent), parent, operation=operation, capture=self._capture)
 
@@ -221,7 +239,7 @@ def make_provider(*, export: bool, processor: SpanProcessor | None = None) -> Tr
 
 
 def resource() -> Resource:
-    """Return the resource of spans and metrics: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, default `bough`."""
+    """Return the resource of all telemetry: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, default `bough`."""
     return Resource({"service.name": "bough"}).merge(OTELResourceDetector().detect())
 
 
@@ -269,7 +287,7 @@ def _describe_response(span: Span, response: step_pb2.LlmResponse) -> None:
     if usage.HasField("cached_input_tokens"):
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_input_tokens)
     if usage.HasField("cache_write_tokens"):
-        span.set_attribute("gen_ai.usage.cache_creation.input_tokens", usage.cache_write_tokens)
+        span.set_attribute("gen_ai.usage.cache_write.input_tokens", usage.cache_write_tokens)
     if usage.HasField("reasoning_tokens"):
         span.set_attribute("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens)
 

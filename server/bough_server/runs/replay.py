@@ -60,6 +60,7 @@ async def replay(
     execution = Execution(facts, tracing=tracing, clock=clock, journal=journal, recorder=None, files=files)
     execution.spans[""] = tracing.invoke_agent(
         agent=facts.started.agent,
+        kind=facts.started.run_started.kind,
         description=resolver.agents[facts.started.agent].definition.description,
         invocation_id=facts.started.invocation_id,
         run_id=facts.run_id,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2
+from bough_server.agents.definition import kind_of
 from bough_server.agents.pinned import MissingVersion, restore_catalog
 from bough_server.engine.execution import Execution
 from bough_server.engine.files import SessionFiles
@@ -127,6 +128,7 @@ class Launcher:
         run = run_row.run
         return self._dependencies.tracing.invoke_agent(
             agent=definition.name,
+            kind=kind_of(definition),
             description=definition.description,
             invocation_id=root_id,
             run_id=run.run_id,

@@ -238,6 +238,7 @@ class ChildCall:
         execution, key = self.lane.execution, self.work.key
         traced = execution.tracing.invoke_agent(
             agent=started.agent,
+            kind=started.sub_agent_started.kind,
             description=started.sub_agent_started.description,
             invocation_id=started.invocation_id,
             run_id=execution.facts.run_id,

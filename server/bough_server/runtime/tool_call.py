@@ -271,7 +271,11 @@ class ToolCallEffect:
             except RunError as refusal:
                 return self._fail(refusal)
             traced = execution.tracing.execute_tool(
-                tool=call.name, call_id=call.call_id, description=offer.spec.description, parent=running.traced.below
+                tool=call.name,
+                agent=running.name,
+                call_id=call.call_id,
+                description=offer.spec.description,
+                parent=running.traced.below,
             )
             execution.spans[key] = traced
             started = running.event(key, self._index, traced=traced)

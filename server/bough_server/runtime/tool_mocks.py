@@ -8,6 +8,7 @@ from typing import Final
 from bough.v1 import agent_pb2, error_pb2, eval_set_pb2, execution_pb2, message_pb2
 from bough_server.engine.input_requests import outcome_mistakes, result_of, value_mistakes
 from bough_server.errors import RunError
+from bough_server.matching.placeholders import match_placeholders
 from bough_server.matching.values import check_matcher, mismatch
 from bough_server.matching.work import TooMuchWork, limit_work
 from bough_server.runtime.agent import Agent, Context, Outcome, value_of
@@ -39,7 +40,7 @@ def find_mock(
     """
     shown = truncate_text(call.arguments_json or "{}", _SHOWN_BYTES)
     try:
-        with limit_work(_MAX_STEPS):
+        with limit_work(_MAX_STEPS), match_placeholders(None):
             for index, mock in enumerate(mocks.tools):
                 is_meant = mock.name == call.name and mock.agent in ("", agent) and not _is_used_up(mock, uses[index])
                 if is_meant and _matches(mock, call.arguments_json):
@@ -69,7 +70,7 @@ def find_agent_mock(
     named = [(index, mock) for index, mock in enumerate(mocks.agents) if mock.agent == agent]
     value = value_of(input) if named else ""
     try:
-        with limit_work(_MAX_STEPS):
+        with limit_work(_MAX_STEPS), match_placeholders(None):
             for index, mock in named:
                 is_meant = mock.caller in ("", caller) and not _is_used_up(mock, uses[index])
                 if is_meant and not (mock.HasField("input_match") and mismatch(mock.input_match, value)):

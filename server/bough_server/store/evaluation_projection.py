@@ -20,6 +20,7 @@ class EvaluationFold:
     def __init__(self, totals: bytes = b"") -> None:
         self._totals = eval_result_pb2.EvalTotals.FromString(totals)
         self._usage, self._judge_usage = Sums.of(self._totals.usage), Sums.of(self._totals.judge_usage)
+        self._user_usage = Sums.of(self._totals.user_usage)
         self._verdict = 0
         self._start: RunStart | None = None
         self._end: RunEnd | None = None
@@ -65,6 +66,9 @@ class EvaluationFold:
         self._judge_usage.add(Sums.of(result.judge_usage))
         totals.usage.CopyFrom(self._usage.usage())
         totals.judge_usage.CopyFrom(self._judge_usage.usage())
+        if result.HasField("user_usage"):
+            self._user_usage.add(Sums.of(result.user_usage))
+            totals.user_usage.CopyFrom(self._user_usage.usage())
 
     def _on_suspects_planned(self, event: evaluation_pb2.EvaluationEvent) -> None:
         suspects = event.suspects_planned.suspects

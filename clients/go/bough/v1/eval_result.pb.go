@@ -219,6 +219,10 @@ const (
 	DifferenceKind_DIFFERENCE_KIND_TOOLS DifferenceKind = 4
 	// The agent is below one that forbids it.
 	DifferenceKind_DIFFERENCE_KIND_FORBIDDEN DifferenceKind = 5
+	// The agent ends in another state than expected.
+	DifferenceKind_DIFFERENCE_KIND_STATE DifferenceKind = 6
+	// The agent's input is not as expected.
+	DifferenceKind_DIFFERENCE_KIND_INPUT DifferenceKind = 7
 )
 
 // Enum value maps for DifferenceKind.
@@ -230,6 +234,8 @@ var (
 		3: "DIFFERENCE_KIND_MOVED",
 		4: "DIFFERENCE_KIND_TOOLS",
 		5: "DIFFERENCE_KIND_FORBIDDEN",
+		6: "DIFFERENCE_KIND_STATE",
+		7: "DIFFERENCE_KIND_INPUT",
 	}
 	DifferenceKind_value = map[string]int32{
 		"DIFFERENCE_KIND_UNSPECIFIED": 0,
@@ -238,6 +244,8 @@ var (
 		"DIFFERENCE_KIND_MOVED":       3,
 		"DIFFERENCE_KIND_TOOLS":       4,
 		"DIFFERENCE_KIND_FORBIDDEN":   5,
+		"DIFFERENCE_KIND_STATE":       6,
+		"DIFFERENCE_KIND_INPUT":       7,
 	}
 )
 
@@ -815,6 +823,8 @@ type EvalPins struct {
 	Agent string `protobuf:"bytes,7,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The version of the server that planned the evaluation.
 	ServerVersion string `protobuf:"bytes,8,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
+	// Name of each simulated user's model to the hash of its configuration.
+	Users         map[string]string `protobuf:"bytes,9,rep,name=users,proto3" json:"users,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -903,6 +913,13 @@ func (x *EvalPins) GetServerVersion() string {
 		return x.ServerVersion
 	}
 	return ""
+}
+
+func (x *EvalPins) GetUsers() map[string]string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
 }
 
 // An interval that holds the number that is estimated with a probability of `level`.
@@ -994,7 +1011,7 @@ type EvalTotals struct {
 	// The mean of each metric over the cases, by its name, as gates have it: a crashed trial counts as 0, or as the lowest score if that is
 	// less.
 	MetricMeans map[string]float64 `protobuf:"bytes,10,rep,name=metric_means,json=metricMeans,proto3" json:"metric_means,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
-	// What the runs of all trials used, judges left out; unset while no trial is scored.
+	// What the runs of all trials used, judges and simulated users left out; unset while no trial is scored.
 	Usage *Usage `protobuf:"bytes,11,opt,name=usage,proto3" json:"usage,omitempty"`
 	// What judges used for all trials; unset while no trial is scored.
 	JudgeUsage *Usage `protobuf:"bytes,12,opt,name=judge_usage,json=judgeUsage,proto3" json:"judge_usage,omitempty"`
@@ -1003,7 +1020,9 @@ type EvalTotals struct {
 	// How many fresh trials suspects have, those of the baseline included. No other number but what was used counts them.
 	Reruns int32 `protobuf:"varint,14,opt,name=reruns,proto3" json:"reruns,omitempty"`
 	// How many fresh trials are scored, those that could not be scored included.
-	RerunsEnded   int32 `protobuf:"varint,15,opt,name=reruns_ended,json=rerunsEnded,proto3" json:"reruns_ended,omitempty"`
+	RerunsEnded int32 `protobuf:"varint,15,opt,name=reruns_ended,json=rerunsEnded,proto3" json:"reruns_ended,omitempty"`
+	// What simulated users used in all trials; unset while no trial with one is scored.
+	UserUsage     *Usage `protobuf:"bytes,16,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1143,6 +1162,13 @@ func (x *EvalTotals) GetRerunsEnded() int32 {
 	return 0
 }
 
+func (x *EvalTotals) GetUserUsage() *Usage {
+	if x != nil {
+		return x.UserUsage
+	}
+	return nil
+}
+
 // What is known about one case.
 type CaseResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1150,7 +1176,7 @@ type CaseResult struct {
 	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
 	// EvalCase.labels; empty for none, and in a result that was shortened to fit.
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// What the user says and what is expected, without recorded invocations.
+	// What the user says and what is expected, without recorded invocations and without what a simulated user said.
 	Turns []*EvalTurn `protobuf:"bytes,3,rep,name=turns,proto3" json:"turns,omitempty"`
 	// The verdict: PASSED if no trial crashed, every trial is scored, and the mean of every metric over the trials reaches its threshold.
 	// Unspecified while trials are missing and none decides; a FAILED that no crash caused can become PASSED until then.
@@ -1168,7 +1194,9 @@ type CaseResult struct {
 	// The fresh trials of a suspect that are scored, by number: the evaluation's own, then the baseline's. No other field counts them.
 	Reruns []*CaseTrialResult `protobuf:"bytes,10,rep,name=reruns,proto3" json:"reruns,omitempty"`
 	// What a trial takes, over the trials; unset while none is scored.
-	TrialMeans    *TrialMeans `protobuf:"bytes,11,opt,name=trial_means,json=trialMeans,proto3" json:"trial_means,omitempty"`
+	TrialMeans *TrialMeans `protobuf:"bytes,11,opt,name=trial_means,json=trialMeans,proto3" json:"trial_means,omitempty"`
+	// EvalCase.user: who plays the user after `turns`, and what is expected of the whole conversation; unset for a case without.
+	User          *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1280,14 +1308,21 @@ func (x *CaseResult) GetTrialMeans() *TrialMeans {
 	return nil
 }
 
+func (x *CaseResult) GetUser() *SimulatedUser {
+	if x != nil {
+		return x.User
+	}
+	return nil
+}
+
 // What a trial of a case takes, in the mean over its trials. A number is absent if it is not known of every trial.
 type TrialMeans struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The cost of runs and judges, in billionths of cost_currency_code.
+	// The cost of runs, judges and simulated users, in billionths of cost_currency_code.
 	CostNanos *float64 `protobuf:"fixed64,1,opt,name=cost_nanos,json=costNanos,proto3,oneof" json:"cost_nanos,omitempty"`
 	// The ISO 4217 code of the currency; empty without a cost.
 	CostCurrencyCode string `protobuf:"bytes,2,opt,name=cost_currency_code,json=costCurrencyCode,proto3" json:"cost_currency_code,omitempty"`
-	// The input and output tokens of runs and judges.
+	// The input and output tokens of runs, judges and simulated users.
 	Tokens *float64 `protobuf:"fixed64,3,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
 	// The time from start to end of the turns, in seconds.
 	DurationSeconds *float64 `protobuf:"fixed64,4,opt,name=duration_seconds,json=durationSeconds,proto3,oneof" json:"duration_seconds,omitempty"`
@@ -1643,7 +1678,7 @@ type CaseTrialResult struct {
 	Turns []*EvalTurnResult `protobuf:"bytes,6,rep,name=turns,proto3" json:"turns,omitempty"`
 	// The scores, in the order of the metrics; empty if the trial crashed.
 	Scores []*MetricScore `protobuf:"bytes,7,rep,name=scores,proto3" json:"scores,omitempty"`
-	// What the runs of all turns used, judges left out.
+	// What the runs of all turns used, judges and the simulated user left out.
 	Usage *Usage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
 	// What judges used that were asked first for this trial; an answer that was known before costs nothing.
 	JudgeUsage *Usage `protobuf:"bytes,9,opt,name=judge_usage,json=judgeUsage,proto3" json:"judge_usage,omitempty"`
@@ -1657,7 +1692,11 @@ type CaseTrialResult struct {
 	// The mocks of agents that answered, by their numbers in ToolMocks.agents, ascending. Empty in a result that was shortened to fit.
 	UsedAgentMocks []int32 `protobuf:"varint,14,rep,packed,name=used_agent_mocks,json=usedAgentMocks,proto3" json:"used_agent_mocks,omitempty"`
 	// What the trial is for; unspecified for a planned one.
-	Purpose       TrialPurpose `protobuf:"varint,13,opt,name=purpose,proto3,enum=bough.v1.TrialPurpose" json:"purpose,omitempty"`
+	Purpose TrialPurpose `protobuf:"varint,13,opt,name=purpose,proto3,enum=bough.v1.TrialPurpose" json:"purpose,omitempty"`
+	// What the simulated user used; unset without one.
+	UserUsage *Usage `protobuf:"bytes,15,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
+	// Whether the simulated user ended the conversation; false if it ended at SimulatedUser.max_turns or before. Absent without one.
+	UserFinished  *bool `protobuf:"varint,16,opt,name=user_finished,json=userFinished,proto3,oneof" json:"user_finished,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1790,6 +1829,20 @@ func (x *CaseTrialResult) GetPurpose() TrialPurpose {
 	return TrialPurpose_TRIAL_PURPOSE_UNSPECIFIED
 }
 
+func (x *CaseTrialResult) GetUserUsage() *Usage {
+	if x != nil {
+		return x.UserUsage
+	}
+	return nil
+}
+
+func (x *CaseTrialResult) GetUserFinished() bool {
+	if x != nil && x.UserFinished != nil {
+		return *x.UserFinished
+	}
+	return false
+}
+
 // One turn of a trial.
 type EvalTurnResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1806,7 +1859,11 @@ type EvalTurnResult struct {
 	// The agents of the run's tree in preorder, with their calls; empty if `truncated` says so.
 	Agents []*EvalAgent `protobuf:"bytes,6,rep,name=agents,proto3" json:"agents,omitempty"`
 	// Whether agents, calls or texts were left out, to fit a limit or because the stream is without trees.
-	Truncated     bool `protobuf:"varint,7,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	Truncated bool `protobuf:"varint,7,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	// The text of what the user said, of a trial with a simulated user; it may be cut. Empty in any other: CaseResult.turns has it.
+	User string `protobuf:"bytes,8,opt,name=user,proto3" json:"user,omitempty"`
+	// The run of the simulated user that said it; empty for a turn of EvalCase.turns.
+	UserRunId     string `protobuf:"bytes,9,opt,name=user_run_id,json=userRunId,proto3" json:"user_run_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1888,6 +1945,20 @@ func (x *EvalTurnResult) GetTruncated() bool {
 		return x.Truncated
 	}
 	return false
+}
+
+func (x *EvalTurnResult) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *EvalTurnResult) GetUserRunId() string {
+	if x != nil {
+		return x.UserRunId
+	}
+	return ""
 }
 
 // An agent of a result's tree.
@@ -2294,7 +2365,7 @@ func (x *MetricScore) GetErrorReason() ErrorReason {
 // How a tree compares with the expected one.
 type TreeComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The number of the turn, from 0.
+	// The number of the turn, from 0; of SimulatedUser.expect, which is about all turns, their number.
 	Turn int32 `protobuf:"varint,1,opt,name=turn,proto3" json:"turn,omitempty"`
 	// How many differences violate the expectation; 0 is a pass.
 	Violations int32 `protobuf:"varint,2,opt,name=violations,proto3" json:"violations,omitempty"`
@@ -2667,7 +2738,7 @@ func (x *GateResult) GetReason() string {
 // How a result, the candidate, differs from an earlier one, the baseline.
 type EvalComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges.
+	// What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users.
 	PinsChanged []string `protobuf:"bytes,1,rep,name=pins_changed,json=pinsChanged,proto3" json:"pins_changed,omitempty"`
 	// The cases: those of the candidate in its order, then the removed ones.
 	Cases []*CaseComparison `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
@@ -2681,8 +2752,8 @@ type EvalComparison struct {
 	Added int32 `protobuf:"varint,6,opt,name=added,proto3" json:"added,omitempty"`
 	// The candidate's pass rate less the baseline's; absent if either has none.
 	PassRateChange *float64 `protobuf:"fixed64,7,opt,name=pass_rate_change,json=passRateChange,proto3,oneof" json:"pass_rate_change,omitempty"`
-	// The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
-	// of either or the currencies differ.
+	// The candidate's known cost less the baseline's, judges and simulated users included, in billionths of cost_currency_code; absent
+	// if nothing is known of either or the currencies differ.
 	CostNanosChange *int64 `protobuf:"varint,8,opt,name=cost_nanos_change,json=costNanosChange,proto3,oneof" json:"cost_nanos_change,omitempty"`
 	// The ISO 4217 code of the currency of cost_nanos_change, such as "USD". Set exactly if cost_nanos_change is.
 	CostCurrencyCode string `protobuf:"bytes,9,opt,name=cost_currency_code,json=costCurrencyCode,proto3" json:"cost_currency_code,omitempty"`
@@ -3552,7 +3623,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\bcase_ids\x18\x01 \x03(\tR\acaseIds\x12\x16\n" +
 	"\x06trials\x18\x02 \x01(\x05R\x06trials\x127\n" +
 	"\rbaseline_pins\x18\x03 \x01(\v2\x12.bough.v1.EvalPinsR\fbaselinePins\x129\n" +
-	"\x19baseline_not_rerun_reason\x18\x04 \x01(\tR\x16baselineNotRerunReason\"\xcf\x04\n" +
+	"\x19baseline_not_rerun_reason\x18\x04 \x01(\tR\x16baselineNotRerunReason\"\xbe\x05\n" +
 	"\bEvalPins\x12&\n" +
 	"\x0feval_set_digest\x18\x01 \x01(\tR\revalSetDigest\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.bough.v1.EvalPins.AgentsEntryR\x06agents\x126\n" +
@@ -3561,7 +3632,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x06prices\x18\x05 \x01(\tR\x06prices\x126\n" +
 	"\x06judges\x18\x06 \x03(\v2\x1e.bough.v1.EvalPins.JudgesEntryR\x06judges\x12\x14\n" +
 	"\x05agent\x18\a \x01(\tR\x05agent\x12%\n" +
-	"\x0eserver_version\x18\b \x01(\tR\rserverVersion\x1a9\n" +
+	"\x0eserver_version\x18\b \x01(\tR\rserverVersion\x123\n" +
+	"\x05users\x18\t \x03(\v2\x1d.bough.v1.EvalPins.UsersEntryR\x05users\x1a9\n" +
 	"\vAgentsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -3574,11 +3646,15 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vJudgesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"UsersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
 	"\x12ConfidenceInterval\x12\x14\n" +
 	"\x05lower\x18\x01 \x01(\x01R\x05lower\x12\x14\n" +
 	"\x05upper\x18\x02 \x01(\x01R\x05upper\x12\x14\n" +
-	"\x05level\x18\x03 \x01(\x01R\x05level\"\xb3\x05\n" +
+	"\x05level\x18\x03 \x01(\x01R\x05level\"\xe3\x05\n" +
 	"\n" +
 	"EvalTotals\x12\x14\n" +
 	"\x05cases\x18\x01 \x01(\x05R\x05cases\x12!\n" +
@@ -3598,12 +3674,14 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\vflaky_cases\x18\r \x03(\tR\n" +
 	"flakyCases\x12\x16\n" +
 	"\x06reruns\x18\x0e \x01(\x05R\x06reruns\x12!\n" +
-	"\freruns_ended\x18\x0f \x01(\x05R\vrerunsEnded\x1a>\n" +
+	"\freruns_ended\x18\x0f \x01(\x05R\vrerunsEnded\x12.\n" +
+	"\n" +
+	"user_usage\x18\x10 \x01(\v2\x0f.bough.v1.UsageR\tuserUsage\x1a>\n" +
 	"\x10MetricMeansEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\f\n" +
 	"\n" +
-	"_pass_rate\"\xcc\x04\n" +
+	"_pass_rate\"\xf9\x04\n" +
 	"\n" +
 	"CaseResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x128\n" +
@@ -3620,7 +3698,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x06reruns\x18\n" +
 	" \x03(\v2\x19.bough.v1.CaseTrialResultR\x06reruns\x125\n" +
 	"\vtrial_means\x18\v \x01(\v2\x14.bough.v1.TrialMeansR\n" +
-	"trialMeans\x1a9\n" +
+	"trialMeans\x12+\n" +
+	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xda\x01\n" +
@@ -3660,7 +3739,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fdistinct_passed\x18\n" +
 	" \x01(\x05R\x0edistinctPassedB\f\n" +
 	"\n" +
-	"_pass_rate\"\xc1\x04\n" +
+	"_pass_rate\"\xad\x05\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12+\n" +
@@ -3680,7 +3759,11 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
 	"used_mocks\x18\f \x03(\x05R\tusedMocks\x12(\n" +
 	"\x10used_agent_mocks\x18\x0e \x03(\x05R\x0eusedAgentMocks\x120\n" +
-	"\apurpose\x18\r \x01(\x0e2\x16.bough.v1.TrialPurposeR\apurpose\"\x81\x02\n" +
+	"\apurpose\x18\r \x01(\x0e2\x16.bough.v1.TrialPurposeR\apurpose\x12.\n" +
+	"\n" +
+	"user_usage\x18\x0f \x01(\v2\x0f.bough.v1.UsageR\tuserUsage\x12(\n" +
+	"\ruser_finished\x18\x10 \x01(\bH\x00R\fuserFinished\x88\x01\x01B\x10\n" +
+	"\x0e_user_finished\"\xb5\x02\n" +
 	"\x0eEvalTurnResult\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x19\n" +
 	"\btrace_id\x18\x02 \x01(\tR\atraceId\x12.\n" +
@@ -3688,7 +3771,9 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x05error\x18\x04 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\x16\n" +
 	"\x06answer\x18\x05 \x01(\tR\x06answer\x12+\n" +
 	"\x06agents\x18\x06 \x03(\v2\x13.bough.v1.EvalAgentR\x06agents\x12\x1c\n" +
-	"\ttruncated\x18\a \x01(\bR\ttruncated\"\x8d\x03\n" +
+	"\ttruncated\x18\a \x01(\bR\ttruncated\x12\x12\n" +
+	"\x04user\x18\b \x01(\tR\x04user\x12\x1e\n" +
+	"\vuser_run_id\x18\t \x01(\tR\tuserRunId\"\x8d\x03\n" +
 	"\tEvalAgent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05depth\x18\x02 \x01(\x05R\x05depth\x12#\n" +
@@ -3861,14 +3946,16 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fTREE_MARK_MOVED\x10\x02\x12\x18\n" +
 	"\x14TREE_MARK_UNEXPECTED\x10\x03\x12\x15\n" +
 	"\x11TREE_MARK_ALLOWED\x10\x04\x12\x16\n" +
-	"\x12TREE_MARK_VIOLATED\x10\x05*\xc3\x01\n" +
+	"\x12TREE_MARK_VIOLATED\x10\x05*\xf9\x01\n" +
 	"\x0eDifferenceKind\x12\x1f\n" +
 	"\x1bDIFFERENCE_KIND_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17DIFFERENCE_KIND_MISSING\x10\x01\x12\x1e\n" +
 	"\x1aDIFFERENCE_KIND_UNEXPECTED\x10\x02\x12\x19\n" +
 	"\x15DIFFERENCE_KIND_MOVED\x10\x03\x12\x19\n" +
 	"\x15DIFFERENCE_KIND_TOOLS\x10\x04\x12\x1d\n" +
-	"\x19DIFFERENCE_KIND_FORBIDDEN\x10\x05*\xaf\x01\n" +
+	"\x19DIFFERENCE_KIND_FORBIDDEN\x10\x05\x12\x19\n" +
+	"\x15DIFFERENCE_KIND_STATE\x10\x06\x12\x19\n" +
+	"\x15DIFFERENCE_KIND_INPUT\x10\a*\xaf\x01\n" +
 	"\fGateOperator\x12\x1d\n" +
 	"\x19GATE_OPERATOR_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16GATE_OPERATOR_AT_LEAST\x10\x01\x12\x17\n" +
@@ -3907,7 +3994,7 @@ func file_bough_v1_eval_result_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_bough_v1_eval_result_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: bough.v1.Verdict
 	(TrialPurpose)(0),             // 1: bough.v1.TrialPurpose
@@ -3950,18 +4037,20 @@ var file_bough_v1_eval_result_proto_goTypes = []any{
 	nil,                           // 38: bough.v1.EvalPins.ModelsEntry
 	nil,                           // 39: bough.v1.EvalPins.ToolsEntry
 	nil,                           // 40: bough.v1.EvalPins.JudgesEntry
-	nil,                           // 41: bough.v1.EvalTotals.MetricMeansEntry
-	nil,                           // 42: bough.v1.CaseResult.LabelsEntry
-	nil,                           // 43: bough.v1.CaseComparison.MetricChangesEntry
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(ExecutionState)(0),           // 45: bough.v1.ExecutionState
-	(*AgentError)(nil),            // 46: bough.v1.AgentError
-	(*Usage)(nil),                 // 47: bough.v1.Usage
-	(*EvalTurn)(nil),              // 48: bough.v1.EvalTurn
-	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
-	(*InputRequest)(nil),          // 50: bough.v1.InputRequest
-	(AgentKind)(0),                // 51: bough.v1.AgentKind
-	(ErrorReason)(0),              // 52: bough.v1.ErrorReason
+	nil,                           // 41: bough.v1.EvalPins.UsersEntry
+	nil,                           // 42: bough.v1.EvalTotals.MetricMeansEntry
+	nil,                           // 43: bough.v1.CaseResult.LabelsEntry
+	nil,                           // 44: bough.v1.CaseComparison.MetricChangesEntry
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
+	(ExecutionState)(0),           // 46: bough.v1.ExecutionState
+	(*AgentError)(nil),            // 47: bough.v1.AgentError
+	(*Usage)(nil),                 // 48: bough.v1.Usage
+	(*EvalTurn)(nil),              // 49: bough.v1.EvalTurn
+	(*SimulatedUser)(nil),         // 50: bough.v1.SimulatedUser
+	(*durationpb.Duration)(nil),   // 51: google.protobuf.Duration
+	(*InputRequest)(nil),          // 52: bough.v1.InputRequest
+	(AgentKind)(0),                // 53: bough.v1.AgentKind
+	(ErrorReason)(0),              // 54: bough.v1.ErrorReason
 }
 var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	8,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
@@ -3970,90 +4059,94 @@ var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	12, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
 	13, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
 	27, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
-	44, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
-	44, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
+	45, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
+	45, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
 	36, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
-	45, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
-	46, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
+	46, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
+	47, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
 	9,  // 11: bough.v1.EvalResult.suspects:type_name -> bough.v1.EvalSuspects
 	10, // 12: bough.v1.EvalSuspects.baseline_pins:type_name -> bough.v1.EvalPins
 	37, // 13: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
 	38, // 14: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
 	39, // 15: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
 	40, // 16: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
-	11, // 17: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	41, // 18: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
-	47, // 19: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
-	47, // 20: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
-	42, // 21: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
-	48, // 22: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
-	0,  // 23: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
-	18, // 24: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
-	16, // 25: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
-	17, // 26: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
-	15, // 27: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
-	18, // 28: bough.v1.CaseResult.reruns:type_name -> bough.v1.CaseTrialResult
-	14, // 29: bough.v1.CaseResult.trial_means:type_name -> bough.v1.TrialMeans
-	0,  // 30: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
-	11, // 31: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	11, // 32: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
-	0,  // 33: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
-	19, // 34: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
-	23, // 35: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
-	47, // 36: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
-	47, // 37: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
-	49, // 38: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
-	50, // 39: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
-	1,  // 40: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
-	45, // 41: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
-	46, // 42: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
-	20, // 43: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
-	51, // 44: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
-	45, // 45: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
-	22, // 46: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
-	2,  // 47: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
-	47, // 48: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
-	21, // 49: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
-	45, // 50: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
-	46, // 51: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
-	0,  // 52: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
-	24, // 53: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
-	26, // 54: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
-	52, // 55: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
-	25, // 56: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	3,  // 57: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	4,  // 58: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
-	0,  // 59: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
-	32, // 60: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	45, // 61: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
-	45, // 62: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
-	29, // 63: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
-	31, // 64: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
-	30, // 65: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
-	30, // 66: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
-	11, // 67: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
-	5,  // 68: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 69: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
-	0,  // 70: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
-	43, // 71: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	25, // 72: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	30, // 73: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
-	30, // 74: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
-	34, // 75: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
-	35, // 76: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
-	47, // 77: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	47, // 78: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	49, // 79: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	49, // 80: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	6,  // 81: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
-	6,  // 82: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
-	22, // 83: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
-	22, // 84: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
-	85, // [85:85] is the sub-list for method output_type
-	85, // [85:85] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	41, // 17: bough.v1.EvalPins.users:type_name -> bough.v1.EvalPins.UsersEntry
+	11, // 18: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	42, // 19: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
+	48, // 20: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
+	48, // 21: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
+	48, // 22: bough.v1.EvalTotals.user_usage:type_name -> bough.v1.Usage
+	43, // 23: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
+	49, // 24: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
+	0,  // 25: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
+	18, // 26: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
+	16, // 27: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
+	17, // 28: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
+	15, // 29: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
+	18, // 30: bough.v1.CaseResult.reruns:type_name -> bough.v1.CaseTrialResult
+	14, // 31: bough.v1.CaseResult.trial_means:type_name -> bough.v1.TrialMeans
+	50, // 32: bough.v1.CaseResult.user:type_name -> bough.v1.SimulatedUser
+	0,  // 33: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
+	11, // 34: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	11, // 35: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
+	0,  // 36: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
+	19, // 37: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
+	23, // 38: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
+	48, // 39: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
+	48, // 40: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
+	51, // 41: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
+	52, // 42: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
+	1,  // 43: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
+	48, // 44: bough.v1.CaseTrialResult.user_usage:type_name -> bough.v1.Usage
+	46, // 45: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
+	47, // 46: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
+	20, // 47: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
+	53, // 48: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
+	46, // 49: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
+	22, // 50: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
+	2,  // 51: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
+	48, // 52: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
+	21, // 53: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
+	46, // 54: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
+	47, // 55: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
+	0,  // 56: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
+	24, // 57: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
+	26, // 58: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
+	54, // 59: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
+	25, // 60: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	3,  // 61: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	4,  // 62: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 63: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	32, // 64: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	46, // 65: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	46, // 66: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	29, // 67: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
+	31, // 68: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
+	30, // 69: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
+	30, // 70: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
+	11, // 71: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
+	5,  // 72: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 73: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 74: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	44, // 75: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	25, // 76: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	30, // 77: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
+	30, // 78: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
+	34, // 79: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	35, // 80: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	48, // 81: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	48, // 82: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	51, // 83: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	51, // 84: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	6,  // 85: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	6,  // 86: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	22, // 87: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	22, // 88: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	89, // [89:89] is the sub-list for method output_type
+	89, // [89:89] is the sub-list for method input_type
+	89, // [89:89] is the sub-list for extension type_name
+	89, // [89:89] is the sub-list for extension extendee
+	0,  // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }
@@ -4074,6 +4167,7 @@ func file_bough_v1_eval_result_proto_init() {
 	file_bough_v1_eval_result_proto_msgTypes[7].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[9].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[10].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[11].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[15].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[16].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[19].OneofWrappers = []any{}
@@ -4087,7 +4181,7 @@ func file_bough_v1_eval_result_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_result_proto_rawDesc), len(file_bough_v1_eval_result_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

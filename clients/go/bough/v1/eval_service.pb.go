@@ -262,7 +262,7 @@ type EvaluateRequest struct {
 	//	         | "pass@" k               (the mean probability that one of k trials of a case passes, 0 to 1)
 	//	         | metric ".mean"          (the mean of a metric over the cases, in the metric's unit: 0 to 1, but of functions;
 	//	                                    a crashed trial counts as 0, or as the lowest score if that is less)
-	//	         | "cost.total"            (the cost of runs and judges, in units of the currency of the prices)
+	//	         | "cost.total"            (the cost of runs, judges and simulated users, in units of the currency of the prices)
 	//	         | "duration.p50"          (the time within which half of all trials ended, in seconds; with a crashed trial no upper
 	//	                                    bound holds)
 	//	         | "duration.p95"          (the time within which 95 % of them did)
@@ -278,8 +278,8 @@ type EvaluateRequest struct {
 	// One that the number of trials or cases cannot reach is INVALID_ARGUMENT, with the number that it takes; so is one on regressions
 	// that could never fail, because so few trials prove nothing, and one on regressions, removed or a change without a baseline.
 	Gates []string `protobuf:"bytes,7,rep,name=gates,proto3" json:"gates,omitempty"`
-	// What all runs and judges together may use: model_calls, tool_calls, tokens, cost_nanos and wall_duration. When it is used up
-	// no further trial begins, and the rest is not scored. Unset for no bound.
+	// What all runs, judges and simulated users together may use: model_calls, tool_calls, tokens, cost_nanos and wall_duration. When
+	// it is used up no further trial begins, and the rest is not scored. Unset for no bound.
 	Budget *Limits `protobuf:"bytes,8,opt,name=budget,proto3" json:"budget,omitempty"`
 	// What the result is compared with; unset for nothing. Without trees and turns it has at most 2 MiB.
 	Baseline *EvalSource `protobuf:"bytes,9,opt,name=baseline,proto3" json:"baseline,omitempty"`

@@ -354,8 +354,8 @@ type EvalCase struct {
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	// Labels, for reports and for the filter of ListCaseResults; see RunRequest.labels.
 	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The turns of the conversation, at least one: each is a run, all in one session that only this trial has. After a
-	// turn that fails the later ones are not run.
+	// The turns of the conversation, at least one unless `user` is set: each is a run, all in one session that only this trial has.
+	// After a turn that fails the later ones are not run. With `user` they open the conversation.
 	Turns []*EvalTurn `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
 	// The values that the session begins with, as one JSON object; empty for none.
 	SessionStateJson string `protobuf:"bytes,5,opt,name=session_state_json,json=sessionStateJson,proto3" json:"session_state_json,omitempty"`
@@ -372,7 +372,9 @@ type EvalCase struct {
 	// How many trials the case has; absent for the set's default.
 	Trials *int32 `protobuf:"varint,10,opt,name=trials,proto3,oneof" json:"trials,omitempty"`
 	// How long one run of an agent may take; unset for the set's default.
-	Timeout       *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user who says what `turns` has.
+	User          *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -484,6 +486,134 @@ func (x *EvalCase) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+func (x *EvalCase) GetUser() *SimulatedUser {
+	if x != nil {
+		return x.User
+	}
+	return nil
+}
+
+// A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
+//
+// An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
+// timeout. The model sees the part that it plays and what was said, never tools, trees or expectations. It answers
+// {"message": TEXT, "done": BOOLEAN}; with `done` the conversation is over and the message is not sent. An answer that is no such object,
+// a blank message or one of more than 32,768 characters, `done` before anything was said, a run that fails, and a prompt of more than
+// 250 KiB make the trial not scored.
+//
+// The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has
+// to be true in the end.
+type SimulatedUser struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who the user is and how they speak, for the model; empty for anyone.
+	Persona string `protobuf:"bytes,1,opt,name=persona,proto3" json:"persona,omitempty"`
+	// What the user wants. Required if `plan` is empty.
+	Goal string `protobuf:"bytes,2,opt,name=goal,proto3" json:"goal,omitempty"`
+	// How the user goes about it, step by step; empty for as the model likes. ADK's conversation_plan.
+	Plan string `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`
+	// The configured name of the model that plays the user. Unknown: INVALID_ARGUMENT.
+	Model string `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	// How many turns the conversation has at most, those of EvalCase.turns included, and more than they are. Default: 10.
+	MaxTurns *int32 `protobuf:"varint,5,opt,name=max_turns,json=maxTurns,proto3,oneof" json:"max_turns,omitempty"`
+	// When the user ends the conversation, in words; empty for when they have what they want or cannot get it.
+	StopWhen string `protobuf:"bytes,6,opt,name=stop_when,json=stopWhen,proto3" json:"stop_when,omitempty"`
+	// What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
+	// `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds
+	// after it, and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is
+	// one root with all that it called. Scored by the metrics of the case as one turn more; judges and functions score the turns alone.
+	Expect *EvalExpectation `protobuf:"bytes,7,opt,name=expect,proto3" json:"expect,omitempty"`
+	// Parameters of the user's model calls.
+	Settings      *ModelSettings `protobuf:"bytes,8,opt,name=settings,proto3" json:"settings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SimulatedUser) Reset() {
+	*x = SimulatedUser{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SimulatedUser) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SimulatedUser) ProtoMessage() {}
+
+func (x *SimulatedUser) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SimulatedUser.ProtoReflect.Descriptor instead.
+func (*SimulatedUser) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SimulatedUser) GetPersona() string {
+	if x != nil {
+		return x.Persona
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetGoal() string {
+	if x != nil {
+		return x.Goal
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetPlan() string {
+	if x != nil {
+		return x.Plan
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetMaxTurns() int32 {
+	if x != nil && x.MaxTurns != nil {
+		return *x.MaxTurns
+	}
+	return 0
+}
+
+func (x *SimulatedUser) GetStopWhen() string {
+	if x != nil {
+		return x.StopWhen
+	}
+	return ""
+}
+
+func (x *SimulatedUser) GetExpect() *EvalExpectation {
+	if x != nil {
+		return x.Expect
+	}
+	return nil
+}
+
+func (x *SimulatedUser) GetSettings() *ModelSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
 // What the user says once, and what is expected of the run that answers.
 type EvalTurn struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -495,14 +625,16 @@ type EvalTurn struct {
 	Expect *EvalExpectation `protobuf:"bytes,3,opt,name=expect,proto3" json:"expect,omitempty"`
 	// What is scored instead of a run: a stored run, or a record. Nothing runs then, and the case has one trial whatever `trials` says.
 	// Either every turn of a case has it or none. A stored run that does not exist makes the trial not scored.
-	Recorded      *InvocationSource `protobuf:"bytes,4,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	Recorded *InvocationSource `protobuf:"bytes,4,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	// A name for the turn, unique in its case, by which sentences about it name it; empty for its number.
+	Id            string `protobuf:"bytes,5,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalTurn) Reset() {
 	*x = EvalTurn{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +646,7 @@ func (x *EvalTurn) String() string {
 func (*EvalTurn) ProtoMessage() {}
 
 func (x *EvalTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +659,7 @@ func (x *EvalTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurn.ProtoReflect.Descriptor instead.
 func (*EvalTurn) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EvalTurn) GetUser() string {
@@ -558,6 +690,13 @@ func (x *EvalTurn) GetRecorded() *InvocationSource {
 	return nil
 }
 
+func (x *EvalTurn) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 // What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
 // What is unset is not scored, but `tools` if a metric of the case scores them by name: then none are expected.
 type EvalExpectation struct {
@@ -567,14 +706,16 @@ type EvalExpectation struct {
 	// The tool calls of all agents, in the order in which they start.
 	Tools []*ExpectedTool `protobuf:"bytes,2,rep,name=tools,proto3" json:"tools,omitempty"`
 	// The agents: the roots of the expected tree.
-	Agents        []*ExpectedAgent `protobuf:"bytes,3,rep,name=agents,proto3" json:"agents,omitempty"`
+	Agents []*ExpectedAgent `protobuf:"bytes,3,rep,name=agents,proto3" json:"agents,omitempty"`
+	// How the run ends, and what it leaves; unset for a run that succeeds.
+	Run           *ExpectedRun `protobuf:"bytes,4,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalExpectation) Reset() {
 	*x = EvalExpectation{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +727,7 @@ func (x *EvalExpectation) String() string {
 func (*EvalExpectation) ProtoMessage() {}
 
 func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +740,7 @@ func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalExpectation.ProtoReflect.Descriptor instead.
 func (*EvalExpectation) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EvalExpectation) GetAnswer() *ExpectedAnswer {
@@ -623,7 +764,219 @@ func (x *EvalExpectation) GetAgents() []*ExpectedAgent {
 	return nil
 }
 
+func (x *EvalExpectation) GetRun() *ExpectedRun {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+// How a run is expected to end. Every condition that does not hold is named.
+type ExpectedRun struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The state in which it ends: SUCCEEDED, FAILED or CANCELLED. Default: SUCCEEDED. A run that ends as expected is no crash, and the
+	// next turn follows.
+	State ExecutionState `protobuf:"varint,1,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
+	// Why it failed, as AgentError.reason; unspecified for any reason.
+	Reason ErrorReason `protobuf:"varint,2,opt,name=reason,proto3,enum=bough.v1.ErrorReason" json:"reason,omitempty"`
+	// What the session's values are after it.
+	SessionState []*ExpectedStateValue `protobuf:"bytes,3,rep,name=session_state,json=sessionState,proto3" json:"session_state,omitempty"`
+	// Who handed over to whom, in that order.
+	Handoffs []*ExpectedHandoff `protobuf:"bytes,4,rep,name=handoffs,proto3" json:"handoffs,omitempty"`
+	// How `handoffs` are compared. Default: EXACT. Not compared if there are none and this is unset.
+	HandoffsMode  TrajectoryMode `protobuf:"varint,5,opt,name=handoffs_mode,json=handoffsMode,proto3,enum=bough.v1.TrajectoryMode" json:"handoffs_mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedRun) Reset() {
+	*x = ExpectedRun{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedRun) ProtoMessage() {}
+
+func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedRun.ProtoReflect.Descriptor instead.
+func (*ExpectedRun) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ExpectedRun) GetState() ExecutionState {
+	if x != nil {
+		return x.State
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
+func (x *ExpectedRun) GetReason() ErrorReason {
+	if x != nil {
+		return x.Reason
+	}
+	return ErrorReason_ERROR_REASON_UNSPECIFIED
+}
+
+func (x *ExpectedRun) GetSessionState() []*ExpectedStateValue {
+	if x != nil {
+		return x.SessionState
+	}
+	return nil
+}
+
+func (x *ExpectedRun) GetHandoffs() []*ExpectedHandoff {
+	if x != nil {
+		return x.Handoffs
+	}
+	return nil
+}
+
+func (x *ExpectedRun) GetHandoffsMode() TrajectoryMode {
+	if x != nil {
+		return x.HandoffsMode
+	}
+	return TrajectoryMode_TRAJECTORY_MODE_UNSPECIFIED
+}
+
+// One of a session's values.
+type ExpectedStateValue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0".
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// How the value is compared; unset for any value.
+	ValueMatch *ValueMatcher `protobuf:"bytes,2,opt,name=value_match,json=valueMatch,proto3" json:"value_match,omitempty"`
+	// Whether there must be no value there. Not together with `value_match`.
+	Absent        bool `protobuf:"varint,3,opt,name=absent,proto3" json:"absent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedStateValue) Reset() {
+	*x = ExpectedStateValue{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedStateValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedStateValue) ProtoMessage() {}
+
+func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedStateValue.ProtoReflect.Descriptor instead.
+func (*ExpectedStateValue) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ExpectedStateValue) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ExpectedStateValue) GetValueMatch() *ValueMatcher {
+	if x != nil {
+		return x.ValueMatch
+	}
+	return nil
+}
+
+func (x *ExpectedStateValue) GetAbsent() bool {
+	if x != nil {
+		return x.Absent
+	}
+	return false
+}
+
+// A transfer from one agent to another.
+type ExpectedHandoff struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent that hands over; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	FromAgent string `protobuf:"bytes,1,opt,name=from_agent,json=fromAgent,proto3" json:"from_agent,omitempty"`
+	// The agent that takes over. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	ToAgent       string `protobuf:"bytes,2,opt,name=to_agent,json=toAgent,proto3" json:"to_agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpectedHandoff) Reset() {
+	*x = ExpectedHandoff{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpectedHandoff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpectedHandoff) ProtoMessage() {}
+
+func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpectedHandoff.ProtoReflect.Descriptor instead.
+func (*ExpectedHandoff) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ExpectedHandoff) GetFromAgent() string {
+	if x != nil {
+		return x.FromAgent
+	}
+	return ""
+}
+
+func (x *ExpectedHandoff) GetToAgent() string {
+	if x != nil {
+		return x.ToAgent
+	}
+	return ""
+}
+
 // What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
+//
+// If the server removes secrets (`evaluation.redact` of bough.yaml), "[redacted]" in `exact`, `contains` and expected JSON matches what
+// it removes there.
 type ExpectedAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The text, without white space around it.
@@ -648,7 +1001,7 @@ type ExpectedAnswer struct {
 
 func (x *ExpectedAnswer) Reset() {
 	*x = ExpectedAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +1013,7 @@ func (x *ExpectedAnswer) String() string {
 func (*ExpectedAnswer) ProtoMessage() {}
 
 func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +1026,7 @@ func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAnswer.ProtoReflect.Descriptor instead.
 func (*ExpectedAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExpectedAnswer) GetExact() string {
@@ -732,7 +1085,8 @@ func (x *ExpectedAnswer) GetMaxCharacters() int32 {
 	return 0
 }
 
-// How a JSON value is compared. Every condition that is set must hold.
+// How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
+// anything; in expectations it does what it does in an `ExpectedAnswer`.
 type ValueMatcher struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most one is set; if none is, any value will do.
@@ -755,7 +1109,7 @@ type ValueMatcher struct {
 
 func (x *ValueMatcher) Reset() {
 	*x = ValueMatcher{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +1121,7 @@ func (x *ValueMatcher) String() string {
 func (*ValueMatcher) ProtoMessage() {}
 
 func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +1134,7 @@ func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueMatcher.ProtoReflect.Descriptor instead.
 func (*ValueMatcher) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ValueMatcher) GetExpected() isValueMatcher_Expected {
@@ -887,14 +1241,18 @@ type ExpectedTool struct {
 	// How the result is compared; unset for any. A failed call has none.
 	ResultMatch *ValueMatcher `protobuf:"bytes,5,opt,name=result_match,json=resultMatch,proto3" json:"result_match,omitempty"`
 	// A regular expression of RE2 that matches somewhere in the tool's name; empty for none.
-	NameRegex     string `protobuf:"bytes,6,opt,name=name_regex,json=nameRegex,proto3" json:"name_regex,omitempty"`
+	NameRegex string `protobuf:"bytes,6,opt,name=name_regex,json=nameRegex,proto3" json:"name_regex,omitempty"`
+	// Only the nth call of its tool, from 1, of those that are compared; absent for any.
+	Nth *int32 `protobuf:"varint,7,opt,name=nth,proto3,oneof" json:"nth,omitempty"`
+	// The state in which it ends, such as FAILED; unspecified for any.
+	State         ExecutionState `protobuf:"varint,8,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExpectedTool) Reset() {
 	*x = ExpectedTool{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +1264,7 @@ func (x *ExpectedTool) String() string {
 func (*ExpectedTool) ProtoMessage() {}
 
 func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +1277,7 @@ func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedTool.ProtoReflect.Descriptor instead.
 func (*ExpectedTool) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExpectedTool) GetName() string {
@@ -964,6 +1322,20 @@ func (x *ExpectedTool) GetNameRegex() string {
 	return ""
 }
 
+func (x *ExpectedTool) GetNth() int32 {
+	if x != nil && x.Nth != nil {
+		return *x.Nth
+	}
+	return 0
+}
+
+func (x *ExpectedTool) GetState() ExecutionState {
+	if x != nil {
+		return x.State
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
 // How often something is expected.
 type EvalRepeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -977,7 +1349,7 @@ type EvalRepeat struct {
 
 func (x *EvalRepeat) Reset() {
 	*x = EvalRepeat{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1361,7 @@ func (x *EvalRepeat) String() string {
 func (*EvalRepeat) ProtoMessage() {}
 
 func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1374,7 @@ func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalRepeat.ProtoReflect.Descriptor instead.
 func (*EvalRepeat) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EvalRepeat) GetMin() int32 {
@@ -1024,7 +1396,7 @@ type ExpectedAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The agent's name, or "*" for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether it may be missing.
+	// Whether it may be missing. With `repeat.min`, it is there either not at all or at least that often.
 	Optional bool `protobuf:"varint,2,opt,name=optional,proto3" json:"optional,omitempty"`
 	// How often it is expected; unset for once.
 	Repeat *EvalRepeat `protobuf:"bytes,3,opt,name=repeat,proto3" json:"repeat,omitempty"`
@@ -1039,14 +1411,18 @@ type ExpectedAgent struct {
 	// The tool calls that it makes itself. Not scored if there are none and tools_mode is unset.
 	Tools []*ExpectedTool `protobuf:"bytes,8,rep,name=tools,proto3" json:"tools,omitempty"`
 	// How `tools` are compared. Default: EXACT.
-	ToolsMode     TrajectoryMode `protobuf:"varint,9,opt,name=tools_mode,json=toolsMode,proto3,enum=bough.v1.TrajectoryMode" json:"tools_mode,omitempty"`
+	ToolsMode TrajectoryMode `protobuf:"varint,9,opt,name=tools_mode,json=toolsMode,proto3,enum=bough.v1.TrajectoryMode" json:"tools_mode,omitempty"`
+	// The state in which it ends; unspecified for any. A failed agent below one that SUCCEEDED is one that its caller recovered from.
+	State ExecutionState `protobuf:"varint,10,opt,name=state,proto3,enum=bough.v1.ExecutionState" json:"state,omitempty"`
+	// How its input is compared, its text as a JSON string or its data; unset for any.
+	InputMatch    *ValueMatcher `protobuf:"bytes,11,opt,name=input_match,json=inputMatch,proto3" json:"input_match,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExpectedAgent) Reset() {
 	*x = ExpectedAgent{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1434,7 @@ func (x *ExpectedAgent) String() string {
 func (*ExpectedAgent) ProtoMessage() {}
 
 func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1447,7 @@ func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAgent.ProtoReflect.Descriptor instead.
 func (*ExpectedAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExpectedAgent) GetName() string {
@@ -1137,6 +1513,20 @@ func (x *ExpectedAgent) GetToolsMode() TrajectoryMode {
 	return TrajectoryMode_TRAJECTORY_MODE_UNSPECIFIED
 }
 
+func (x *ExpectedAgent) GetState() ExecutionState {
+	if x != nil {
+		return x.State
+	}
+	return ExecutionState_EXECUTION_STATE_UNSPECIFIED
+}
+
+func (x *ExpectedAgent) GetInputMatch() *ValueMatcher {
+	if x != nil {
+		return x.InputMatch
+	}
+	return nil
+}
+
 // Where a case begins.
 type EvalOrigin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1152,7 +1542,7 @@ type EvalOrigin struct {
 
 func (x *EvalOrigin) Reset() {
 	*x = EvalOrigin{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1554,7 @@ func (x *EvalOrigin) String() string {
 func (*EvalOrigin) ProtoMessage() {}
 
 func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1567,7 @@ func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalOrigin.ProtoReflect.Descriptor instead.
 func (*EvalOrigin) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvalOrigin) GetRunId() string {
@@ -1223,7 +1613,7 @@ type ToolMocks struct {
 
 func (x *ToolMocks) Reset() {
 	*x = ToolMocks{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1625,7 @@ func (x *ToolMocks) String() string {
 func (*ToolMocks) ProtoMessage() {}
 
 func (x *ToolMocks) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1638,7 @@ func (x *ToolMocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMocks.ProtoReflect.Descriptor instead.
 func (*ToolMocks) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ToolMocks) GetTools() []*ToolMock {
@@ -1304,7 +1694,7 @@ type AgentMock struct {
 
 func (x *AgentMock) Reset() {
 	*x = AgentMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1706,7 @@ func (x *AgentMock) String() string {
 func (*AgentMock) ProtoMessage() {}
 
 func (x *AgentMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1719,7 @@ func (x *AgentMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMock.ProtoReflect.Descriptor instead.
 func (*AgentMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AgentMock) GetAgent() string {
@@ -1444,7 +1834,7 @@ type ToolMock struct {
 
 func (x *ToolMock) Reset() {
 	*x = ToolMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1846,7 @@ func (x *ToolMock) String() string {
 func (*ToolMock) ProtoMessage() {}
 
 func (x *ToolMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1859,7 @@ func (x *ToolMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMock.ProtoReflect.Descriptor instead.
 func (*ToolMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ToolMock) GetName() string {
@@ -1570,7 +1960,7 @@ type EvalAnswer struct {
 
 func (x *EvalAnswer) Reset() {
 	*x = EvalAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1972,7 @@ func (x *EvalAnswer) String() string {
 func (*EvalAnswer) ProtoMessage() {}
 
 func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1985,7 @@ func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAnswer.ProtoReflect.Descriptor instead.
 func (*EvalAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EvalAnswer) GetAgent() string {
@@ -1725,6 +2115,9 @@ type EvalMetric struct {
 	//	*EvalMetric_Budget
 	//	*EvalMetric_LlmJudge
 	//	*EvalMetric_Custom
+	//	*EvalMetric_RunOutcome
+	//	*EvalMetric_Rouge_1
+	//	*EvalMetric_Similarity
 	Kind          isEvalMetric_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1732,7 +2125,7 @@ type EvalMetric struct {
 
 func (x *EvalMetric) Reset() {
 	*x = EvalMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +2137,7 @@ func (x *EvalMetric) String() string {
 func (*EvalMetric) ProtoMessage() {}
 
 func (x *EvalMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +2150,7 @@ func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
 func (*EvalMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EvalMetric) GetName() string {
@@ -1835,6 +2228,33 @@ func (x *EvalMetric) GetCustom() *CustomMetric {
 	return nil
 }
 
+func (x *EvalMetric) GetRunOutcome() *RunOutcomeMetric {
+	if x != nil {
+		if x, ok := x.Kind.(*EvalMetric_RunOutcome); ok {
+			return x.RunOutcome
+		}
+	}
+	return nil
+}
+
+func (x *EvalMetric) GetRouge_1() *RougeMetric {
+	if x != nil {
+		if x, ok := x.Kind.(*EvalMetric_Rouge_1); ok {
+			return x.Rouge_1
+		}
+	}
+	return nil
+}
+
+func (x *EvalMetric) GetSimilarity() *SimilarityMetric {
+	if x != nil {
+		if x, ok := x.Kind.(*EvalMetric_Similarity); ok {
+			return x.Similarity
+		}
+	}
+	return nil
+}
+
 type isEvalMetric_Kind interface {
 	isEvalMetric_Kind()
 }
@@ -1869,6 +2289,21 @@ type EvalMetric_Custom struct {
 	Custom *CustomMetric `protobuf:"bytes,8,opt,name=custom,proto3,oneof"`
 }
 
+type EvalMetric_RunOutcome struct {
+	// Compares how the run ends with EvalExpectation.run.
+	RunOutcome *RunOutcomeMetric `protobuf:"bytes,9,opt,name=run_outcome,json=runOutcome,proto3,oneof"`
+}
+
+type EvalMetric_Rouge_1 struct {
+	// Counts the words that the answer shares with a reference: ROUGE-1.
+	Rouge_1 *RougeMetric `protobuf:"bytes,10,opt,name=rouge_1,json=rouge1,proto3,oneof"`
+}
+
+type EvalMetric_Similarity struct {
+	// Counts the characters in which the answer differs from a reference: the Levenshtein distance.
+	Similarity *SimilarityMetric `protobuf:"bytes,11,opt,name=similarity,proto3,oneof"`
+}
+
 func (*EvalMetric_AgentTrajectory) isEvalMetric_Kind() {}
 
 func (*EvalMetric_ToolTrajectory) isEvalMetric_Kind() {}
@@ -1881,6 +2316,50 @@ func (*EvalMetric_LlmJudge) isEvalMetric_Kind() {}
 
 func (*EvalMetric_Custom) isEvalMetric_Kind() {}
 
+func (*EvalMetric_RunOutcome) isEvalMetric_Kind() {}
+
+func (*EvalMetric_Rouge_1) isEvalMetric_Kind() {}
+
+func (*EvalMetric_Similarity) isEvalMetric_Kind() {}
+
+// Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
+// condition holds, else 0.
+type RunOutcomeMetric struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunOutcomeMetric) Reset() {
+	*x = RunOutcomeMetric{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunOutcomeMetric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunOutcomeMetric) ProtoMessage() {}
+
+func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunOutcomeMetric.ProtoReflect.Descriptor instead.
+func (*RunOutcomeMetric) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+}
+
 // Kinds of agents.
 type AgentKinds struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1892,7 +2371,7 @@ type AgentKinds struct {
 
 func (x *AgentKinds) Reset() {
 	*x = AgentKinds{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2383,7 @@ func (x *AgentKinds) String() string {
 func (*AgentKinds) ProtoMessage() {}
 
 func (x *AgentKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2396,7 @@ func (x *AgentKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKinds.ProtoReflect.Descriptor instead.
 func (*AgentKinds) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AgentKinds) GetKinds() []AgentKind {
@@ -1945,7 +2424,7 @@ type AgentTrajectoryMetric struct {
 
 func (x *AgentTrajectoryMetric) Reset() {
 	*x = AgentTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2436,7 @@ func (x *AgentTrajectoryMetric) String() string {
 func (*AgentTrajectoryMetric) ProtoMessage() {}
 
 func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2449,7 @@ func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*AgentTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AgentTrajectoryMetric) GetTransparent() *AgentKinds {
@@ -2011,7 +2490,7 @@ type ToolTrajectoryMetric struct {
 
 func (x *ToolTrajectoryMetric) Reset() {
 	*x = ToolTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2023,7 +2502,7 @@ func (x *ToolTrajectoryMetric) String() string {
 func (*ToolTrajectoryMetric) ProtoMessage() {}
 
 func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2036,7 +2515,7 @@ func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*ToolTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ToolTrajectoryMetric) GetMode() TrajectoryMode {
@@ -2074,7 +2553,7 @@ type FinalResponseMetric struct {
 
 func (x *FinalResponseMetric) Reset() {
 	*x = FinalResponseMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2565,7 @@ func (x *FinalResponseMetric) String() string {
 func (*FinalResponseMetric) ProtoMessage() {}
 
 func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2578,7 @@ func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalResponseMetric.ProtoReflect.Descriptor instead.
 func (*FinalResponseMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FinalResponseMetric) GetAgent() string {
@@ -2114,6 +2593,107 @@ func (x *FinalResponseMetric) GetAnswer() *ExpectedAnswer {
 		return x.Answer
 	}
 	return nil
+}
+
+// Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
+// rouge-score computes it without stemming: 2 * m / (a + r), where a and r are the numbers of words in the answer and the reference,
+// and m counts each word as often as both have it. Words are the longest runs of a-z and 0-9 in the lower-cased text, so that every
+// other letter separates words, those with accents and of other alphabets too. The score of a trial is the mean over its turns. A turn
+// whose run has no answer scores 0, and one with too much to compare is not scored.
+type RougeMetric struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The reference, for the last turn: no other turn is scored then. At least one word. Empty: `answer.exact` of each turn that expects it,
+	// which `final_response` does not compare then unless it is a metric of the case.
+	Reference     string `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RougeMetric) Reset() {
+	*x = RougeMetric{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RougeMetric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RougeMetric) ProtoMessage() {}
+
+func (x *RougeMetric) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RougeMetric.ProtoReflect.Descriptor instead.
+func (*RougeMetric) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RougeMetric) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
+// Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
+// distance, the fewest characters that have to be inserted, deleted or replaced to make one text of the other, and n is the length of the
+// longer one. Characters are Unicode code points; case counts, and white space around a text does not. The score of a trial is the
+// mean over its turns. A turn whose run has no answer scores 0, and one with too much to compare is not scored.
+type SimilarityMetric struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The reference, for the last turn: no other turn is scored then. Not blank. Empty: `answer.exact` of each turn that expects it, which
+	// `final_response` does not compare then unless it is a metric of the case.
+	Reference     string `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SimilarityMetric) Reset() {
+	*x = SimilarityMetric{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SimilarityMetric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SimilarityMetric) ProtoMessage() {}
+
+func (x *SimilarityMetric) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SimilarityMetric.ProtoReflect.Descriptor instead.
+func (*SimilarityMetric) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SimilarityMetric) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
 }
 
 // Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -2135,7 +2715,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2147,7 +2727,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2160,7 +2740,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -2197,7 +2777,7 @@ type JudgeRubric struct {
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2789,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2802,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -2267,7 +2847,7 @@ type LlmJudgeMetric struct {
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2859,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2872,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -2352,7 +2932,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2944,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2957,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -2409,7 +2989,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n" +
 	"\ametrics\x18\x02 \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\t\n" +
-	"\a_trials\"\x9d\x04\n" +
+	"\a_trials\"\xca\x04\n" +
 	"\bEvalCase\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x126\n" +
@@ -2422,20 +3002,49 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\ametrics\x18\t \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x12\x1b\n" +
 	"\x06trials\x18\n" +
 	" \x01(\x05H\x00R\x06trials\x88\x01\x01\x123\n" +
-	"\atimeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\atimeout\x1a9\n" +
+	"\atimeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12+\n" +
+	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
-	"\a_trials\"\xb2\x01\n" +
+	"\a_trials\"\x9c\x02\n" +
+	"\rSimulatedUser\x12\x18\n" +
+	"\apersona\x18\x01 \x01(\tR\apersona\x12\x12\n" +
+	"\x04goal\x18\x02 \x01(\tR\x04goal\x12\x12\n" +
+	"\x04plan\x18\x03 \x01(\tR\x04plan\x12\x14\n" +
+	"\x05model\x18\x04 \x01(\tR\x05model\x12 \n" +
+	"\tmax_turns\x18\x05 \x01(\x05H\x00R\bmaxTurns\x88\x01\x01\x12\x1b\n" +
+	"\tstop_when\x18\x06 \x01(\tR\bstopWhen\x121\n" +
+	"\x06expect\x18\a \x01(\v2\x19.bough.v1.EvalExpectationR\x06expect\x123\n" +
+	"\bsettings\x18\b \x01(\v2\x17.bough.v1.ModelSettingsR\bsettingsB\f\n" +
+	"\n" +
+	"_max_turns\"\xc2\x01\n" +
 	"\bEvalTurn\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12'\n" +
 	"\x05input\x18\x02 \x01(\v2\x11.bough.v1.MessageR\x05input\x121\n" +
 	"\x06expect\x18\x03 \x01(\v2\x19.bough.v1.EvalExpectationR\x06expect\x126\n" +
-	"\brecorded\x18\x04 \x01(\v2\x1a.bough.v1.InvocationSourceR\brecorded\"\xa2\x01\n" +
+	"\brecorded\x18\x04 \x01(\v2\x1a.bough.v1.InvocationSourceR\brecorded\x12\x0e\n" +
+	"\x02id\x18\x05 \x01(\tR\x02id\"\xcb\x01\n" +
 	"\x0fEvalExpectation\x120\n" +
 	"\x06answer\x18\x01 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\x12,\n" +
 	"\x05tools\x18\x02 \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\x12/\n" +
-	"\x06agents\x18\x03 \x03(\v2\x17.bough.v1.ExpectedAgentR\x06agents\"\xce\x02\n" +
+	"\x06agents\x18\x03 \x03(\v2\x17.bough.v1.ExpectedAgentR\x06agents\x12'\n" +
+	"\x03run\x18\x04 \x01(\v2\x15.bough.v1.ExpectedRunR\x03run\"\xa5\x02\n" +
+	"\vExpectedRun\x12.\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12-\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x15.bough.v1.ErrorReasonR\x06reason\x12A\n" +
+	"\rsession_state\x18\x03 \x03(\v2\x1c.bough.v1.ExpectedStateValueR\fsessionState\x125\n" +
+	"\bhandoffs\x18\x04 \x03(\v2\x19.bough.v1.ExpectedHandoffR\bhandoffs\x12=\n" +
+	"\rhandoffs_mode\x18\x05 \x01(\x0e2\x18.bough.v1.TrajectoryModeR\fhandoffsMode\"y\n" +
+	"\x12ExpectedStateValue\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x127\n" +
+	"\vvalue_match\x18\x02 \x01(\v2\x16.bough.v1.ValueMatcherR\n" +
+	"valueMatch\x12\x16\n" +
+	"\x06absent\x18\x03 \x01(\bR\x06absent\"K\n" +
+	"\x0fExpectedHandoff\x12\x1d\n" +
+	"\n" +
+	"from_agent\x18\x01 \x01(\tR\tfromAgent\x12\x19\n" +
+	"\bto_agent\x18\x02 \x01(\tR\atoAgent\"\xce\x02\n" +
 	"\x0eExpectedAnswer\x12\x19\n" +
 	"\x05exact\x18\x01 \x01(\tH\x00R\x05exact\x88\x01\x01\x12\x1a\n" +
 	"\bcontains\x18\x02 \x03(\tR\bcontains\x12\x1a\n" +
@@ -2460,7 +3069,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x06ignore\x18\x05 \x03(\tR\x06ignore\x12)\n" +
 	"\x10number_tolerance\x18\x06 \x01(\x01R\x0fnumberToleranceB\n" +
 	"\n" +
-	"\bexpected\"\x85\x02\n" +
+	"\bexpected\"\xd4\x02\n" +
 	"\fExpectedTool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0earguments_json\x18\x02 \x01(\tR\rargumentsJson\x12?\n" +
@@ -2469,13 +3078,16 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"resultJson\x129\n" +
 	"\fresult_match\x18\x05 \x01(\v2\x16.bough.v1.ValueMatcherR\vresultMatch\x12\x1d\n" +
 	"\n" +
-	"name_regex\x18\x06 \x01(\tR\tnameRegex\"J\n" +
+	"name_regex\x18\x06 \x01(\tR\tnameRegex\x12\x15\n" +
+	"\x03nth\x18\a \x01(\x05H\x00R\x03nth\x88\x01\x01\x12.\n" +
+	"\x05state\x18\b \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05stateB\x06\n" +
+	"\x04_nth\"J\n" +
 	"\n" +
 	"EvalRepeat\x12\x15\n" +
 	"\x03min\x18\x01 \x01(\x05H\x00R\x03min\x88\x01\x01\x12\x15\n" +
 	"\x03max\x18\x02 \x01(\x05H\x01R\x03max\x88\x01\x01B\x06\n" +
 	"\x04_minB\x06\n" +
-	"\x04_max\"\x96\x03\n" +
+	"\x04_max\"\xff\x03\n" +
 	"\rExpectedAgent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\boptional\x18\x02 \x01(\bR\boptional\x12,\n" +
@@ -2486,7 +3098,11 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\tforbidden\x18\a \x03(\tR\tforbidden\x12,\n" +
 	"\x05tools\x18\b \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\x127\n" +
 	"\n" +
-	"tools_mode\x18\t \x01(\x0e2\x18.bough.v1.TrajectoryModeR\ttoolsMode\"{\n" +
+	"tools_mode\x18\t \x01(\x0e2\x18.bough.v1.TrajectoryModeR\ttoolsMode\x12.\n" +
+	"\x05state\x18\n" +
+	" \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x127\n" +
+	"\vinput_match\x18\v \x01(\v2\x16.bough.v1.ValueMatcherR\n" +
+	"inputMatch\"{\n" +
 	"\n" +
 	"EvalOrigin\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n" +
@@ -2529,7 +3145,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"value_json\x18\x05 \x01(\tH\x01R\tvalueJson\x12:\n" +
 	"\ftool_outcome\x18\x06 \x01(\v2\x15.bough.v1.ToolOutcomeH\x01R\vtoolOutcomeB\a\n" +
 	"\x05aboutB\b\n" +
-	"\x06answer\"\xd7\x03\n" +
+	"\x06answer\"\x86\x05\n" +
 	"\n" +
 	"EvalMetric\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
@@ -2539,10 +3155,18 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x0efinal_response\x18\x05 \x01(\v2\x1d.bough.v1.FinalResponseMetricH\x00R\rfinalResponse\x120\n" +
 	"\x06budget\x18\x06 \x01(\v2\x16.bough.v1.BudgetMetricH\x00R\x06budget\x127\n" +
 	"\tllm_judge\x18\a \x01(\v2\x18.bough.v1.LlmJudgeMetricH\x00R\bllmJudge\x120\n" +
-	"\x06custom\x18\b \x01(\v2\x16.bough.v1.CustomMetricH\x00R\x06customB\x06\n" +
+	"\x06custom\x18\b \x01(\v2\x16.bough.v1.CustomMetricH\x00R\x06custom\x12=\n" +
+	"\vrun_outcome\x18\t \x01(\v2\x1a.bough.v1.RunOutcomeMetricH\x00R\n" +
+	"runOutcome\x120\n" +
+	"\arouge_1\x18\n" +
+	" \x01(\v2\x15.bough.v1.RougeMetricH\x00R\x06rouge1\x12<\n" +
+	"\n" +
+	"similarity\x18\v \x01(\v2\x1a.bough.v1.SimilarityMetricH\x00R\n" +
+	"similarityB\x06\n" +
 	"\x04kindB\f\n" +
 	"\n" +
-	"_threshold\"7\n" +
+	"_threshold\"\x12\n" +
+	"\x10RunOutcomeMetric\"7\n" +
 	"\n" +
 	"AgentKinds\x12)\n" +
 	"\x05kinds\x18\x01 \x03(\x0e2\x13.bough.v1.AgentKindR\x05kinds\"\xc3\x01\n" +
@@ -2558,7 +3182,11 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x05tools\x18\x03 \x03(\v2\x16.bough.v1.ExpectedToolR\x05tools\"]\n" +
 	"\x13FinalResponseMetric\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x120\n" +
-	"\x06answer\x18\x02 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\"v\n" +
+	"\x06answer\x18\x02 \x01(\v2\x18.bough.v1.ExpectedAnswerR\x06answer\"+\n" +
+	"\vRougeMetric\x12\x1c\n" +
+	"\treference\x18\x01 \x01(\tR\treference\"0\n" +
+	"\x10SimilarityMetric\x12\x1c\n" +
+	"\treference\x18\x01 \x01(\tR\treference\"v\n" +
 	"\fBudgetMetric\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12(\n" +
 	"\x06limits\x18\x02 \x01(\v2\x10.bough.v1.LimitsR\x06limits\x12\x1b\n" +
@@ -2610,7 +3238,7 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
@@ -2618,97 +3246,122 @@ var file_bough_v1_eval_set_proto_goTypes = []any{
 	(*EvalSet)(nil),               // 3: bough.v1.EvalSet
 	(*EvalDefaults)(nil),          // 4: bough.v1.EvalDefaults
 	(*EvalCase)(nil),              // 5: bough.v1.EvalCase
-	(*EvalTurn)(nil),              // 6: bough.v1.EvalTurn
-	(*EvalExpectation)(nil),       // 7: bough.v1.EvalExpectation
-	(*ExpectedAnswer)(nil),        // 8: bough.v1.ExpectedAnswer
-	(*ValueMatcher)(nil),          // 9: bough.v1.ValueMatcher
-	(*ExpectedTool)(nil),          // 10: bough.v1.ExpectedTool
-	(*EvalRepeat)(nil),            // 11: bough.v1.EvalRepeat
-	(*ExpectedAgent)(nil),         // 12: bough.v1.ExpectedAgent
-	(*EvalOrigin)(nil),            // 13: bough.v1.EvalOrigin
-	(*ToolMocks)(nil),             // 14: bough.v1.ToolMocks
-	(*AgentMock)(nil),             // 15: bough.v1.AgentMock
-	(*ToolMock)(nil),              // 16: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 17: bough.v1.EvalAnswer
-	(*EvalMetric)(nil),            // 18: bough.v1.EvalMetric
-	(*AgentKinds)(nil),            // 19: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 20: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 21: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 22: bough.v1.FinalResponseMetric
-	(*BudgetMetric)(nil),          // 23: bough.v1.BudgetMetric
-	(*JudgeRubric)(nil),           // 24: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 25: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 26: bough.v1.CustomMetric
-	nil,                           // 27: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*Message)(nil),               // 29: bough.v1.Message
-	(*InvocationSource)(nil),      // 30: bough.v1.InvocationSource
-	(*ForkChanges)(nil),           // 31: bough.v1.ForkChanges
-	(*AgentError)(nil),            // 32: bough.v1.AgentError
-	(*ToolOutcome)(nil),           // 33: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 34: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 35: bough.v1.AgentKind
-	(*Limits)(nil),                // 36: bough.v1.Limits
-	(*ModelSettings)(nil),         // 37: bough.v1.ModelSettings
+	(*SimulatedUser)(nil),         // 6: bough.v1.SimulatedUser
+	(*EvalTurn)(nil),              // 7: bough.v1.EvalTurn
+	(*EvalExpectation)(nil),       // 8: bough.v1.EvalExpectation
+	(*ExpectedRun)(nil),           // 9: bough.v1.ExpectedRun
+	(*ExpectedStateValue)(nil),    // 10: bough.v1.ExpectedStateValue
+	(*ExpectedHandoff)(nil),       // 11: bough.v1.ExpectedHandoff
+	(*ExpectedAnswer)(nil),        // 12: bough.v1.ExpectedAnswer
+	(*ValueMatcher)(nil),          // 13: bough.v1.ValueMatcher
+	(*ExpectedTool)(nil),          // 14: bough.v1.ExpectedTool
+	(*EvalRepeat)(nil),            // 15: bough.v1.EvalRepeat
+	(*ExpectedAgent)(nil),         // 16: bough.v1.ExpectedAgent
+	(*EvalOrigin)(nil),            // 17: bough.v1.EvalOrigin
+	(*ToolMocks)(nil),             // 18: bough.v1.ToolMocks
+	(*AgentMock)(nil),             // 19: bough.v1.AgentMock
+	(*ToolMock)(nil),              // 20: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 21: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 22: bough.v1.EvalMetric
+	(*RunOutcomeMetric)(nil),      // 23: bough.v1.RunOutcomeMetric
+	(*AgentKinds)(nil),            // 24: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 25: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 26: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 27: bough.v1.FinalResponseMetric
+	(*RougeMetric)(nil),           // 28: bough.v1.RougeMetric
+	(*SimilarityMetric)(nil),      // 29: bough.v1.SimilarityMetric
+	(*BudgetMetric)(nil),          // 30: bough.v1.BudgetMetric
+	(*JudgeRubric)(nil),           // 31: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 32: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 33: bough.v1.CustomMetric
+	nil,                           // 34: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
+	(*ModelSettings)(nil),         // 36: bough.v1.ModelSettings
+	(*Message)(nil),               // 37: bough.v1.Message
+	(*InvocationSource)(nil),      // 38: bough.v1.InvocationSource
+	(ExecutionState)(0),           // 39: bough.v1.ExecutionState
+	(ErrorReason)(0),              // 40: bough.v1.ErrorReason
+	(*ForkChanges)(nil),           // 41: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 42: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 43: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 44: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 45: bough.v1.AgentKind
+	(*Limits)(nil),                // 46: bough.v1.Limits
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
 	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
 	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	18, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	28, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	27, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
-	6,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
-	13, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
-	14, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	17, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	18, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	28, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	29, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
-	7,  // 12: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	30, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
-	8,  // 14: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
-	10, // 15: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
-	12, // 16: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
-	9,  // 17: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
-	9,  // 18: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
-	9,  // 19: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	11, // 20: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
-	12, // 21: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
-	0,  // 22: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
-	1,  // 23: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
-	10, // 24: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
-	2,  // 25: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	31, // 26: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	16, // 27: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	15, // 28: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
-	9,  // 29: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
-	29, // 30: bough.v1.AgentMock.message:type_name -> bough.v1.Message
-	32, // 31: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
-	9,  // 32: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	33, // 33: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	34, // 34: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	33, // 35: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	20, // 36: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	21, // 37: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	22, // 38: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	23, // 39: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	25, // 40: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	26, // 41: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
-	35, // 42: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	19, // 43: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 44: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 45: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 46: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	10, // 47: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	8,  // 48: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	36, // 49: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	24, // 50: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	37, // 51: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	52, // [52:52] is the sub-list for method output_type
-	52, // [52:52] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	22, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	35, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	34, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	7,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
+	17, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
+	18, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
+	21, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	22, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	35, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	6,  // 11: bough.v1.EvalCase.user:type_name -> bough.v1.SimulatedUser
+	8,  // 12: bough.v1.SimulatedUser.expect:type_name -> bough.v1.EvalExpectation
+	36, // 13: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
+	37, // 14: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	8,  // 15: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
+	38, // 16: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	12, // 17: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
+	14, // 18: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
+	16, // 19: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
+	9,  // 20: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
+	39, // 21: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
+	40, // 22: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
+	10, // 23: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
+	11, // 24: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
+	2,  // 25: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
+	13, // 26: bough.v1.ExpectedStateValue.value_match:type_name -> bough.v1.ValueMatcher
+	13, // 27: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
+	13, // 28: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
+	13, // 29: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
+	39, // 30: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
+	15, // 31: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
+	16, // 32: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
+	0,  // 33: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
+	1,  // 34: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
+	14, // 35: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
+	2,  // 36: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
+	39, // 37: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
+	13, // 38: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
+	41, // 39: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	20, // 40: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	19, // 41: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
+	13, // 42: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
+	37, // 43: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	42, // 44: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	13, // 45: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	43, // 46: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	44, // 47: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	43, // 48: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	25, // 49: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	26, // 50: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	27, // 51: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	30, // 52: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	32, // 53: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	33, // 54: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	23, // 55: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
+	28, // 56: bough.v1.EvalMetric.rouge_1:type_name -> bough.v1.RougeMetric
+	29, // 57: bough.v1.EvalMetric.similarity:type_name -> bough.v1.SimilarityMetric
+	45, // 58: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	24, // 59: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 60: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 61: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 62: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	14, // 63: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	12, // 64: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	46, // 65: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	31, // 66: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	36, // 67: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	68, // [68:68] is the sub-list for method output_type
+	68, // [68:68] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -2726,48 +3379,53 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_policy_proto_init()
 	file_bough_v1_eval_set_proto_msgTypes[1].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[2].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[5].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[6].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[3].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{
 		(*ValueMatcher_EqualsJson)(nil),
 		(*ValueMatcher_SubsetJson)(nil),
 		(*ValueMatcher_Regex)(nil),
 		(*ValueMatcher_SchemaJson)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[8].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
 		(*AgentMock_Message)(nil),
 		(*AgentMock_Error)(nil),
 		(*AgentMock_Text)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[13].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
 		(*EvalAnswer_Approval)(nil),
 		(*EvalAnswer_ValueJson)(nil),
 		(*EvalAnswer_ToolOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{
 		(*EvalMetric_AgentTrajectory)(nil),
 		(*EvalMetric_ToolTrajectory)(nil),
 		(*EvalMetric_FinalResponse)(nil),
 		(*EvalMetric_Budget)(nil),
 		(*EvalMetric_LlmJudge)(nil),
 		(*EvalMetric_Custom)(nil),
+		(*EvalMetric_RunOutcome)(nil),
+		(*EvalMetric_Rouge_1)(nil),
+		(*EvalMetric_Similarity)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[20].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[22].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[27].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   25,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -593,7 +593,7 @@ type EvaluationPlanned struct {
 	MaxConcurrency int32 `protobuf:"varint,5,opt,name=max_concurrency,json=maxConcurrency,proto3" json:"max_concurrency,omitempty"`
 	// What has to hold, as in the request.
 	Gates []string `protobuf:"bytes,6,rep,name=gates,proto3" json:"gates,omitempty"`
-	// What all runs and judges together may use; unset for no bound.
+	// What all runs, judges and simulated users together may use; unset for no bound.
 	Budget *Limits `protobuf:"bytes,7,opt,name=budget,proto3" json:"budget,omitempty"`
 	// Definitions that the runs look up before those of the catalog.
 	Definitions []*AgentDefinition `protobuf:"bytes,8,rep,name=definitions,proto3" json:"definitions,omitempty"`
@@ -611,8 +611,8 @@ type EvaluationPlanned struct {
 	RequestDigest string `protobuf:"bytes,14,opt,name=request_digest,json=requestDigest,proto3" json:"request_digest,omitempty"`
 	// The user whose token started it.
 	UserId string `protobuf:"bytes,15,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	// W3C trace id in hex of the caller's trace, which the runs of cases and of judges are part of, except forks; empty if the call had
-	// none: then each run begins its own.
+	// W3C trace id in hex of the caller's trace, which the runs of cases, judges and simulated users are part of, except forks; empty
+	// if the call had none: then each run begins its own.
 	TraceId string `protobuf:"bytes,16,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// The caller's span in that trace, in hex; empty without one.
 	SpanId string `protobuf:"bytes,17,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`

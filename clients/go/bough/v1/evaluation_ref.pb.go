@@ -33,7 +33,7 @@ const (
 	EvaluationRole_EVALUATION_ROLE_TURN EvaluationRole = 1
 	// A judge, for an llm_judge metric.
 	EvaluationRole_EVALUATION_ROLE_JUDGE EvaluationRole = 2
-	// A simulated user. No server starts one yet.
+	// An utterance of a simulated user.
 	EvaluationRole_EVALUATION_ROLE_USER EvaluationRole = 3
 )
 
@@ -89,7 +89,8 @@ type EvaluationRef struct {
 	CaseId string `protobuf:"bytes,2,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
 	// The number of the trial in its case, from 0.
 	Trial int32 `protobuf:"varint,3,opt,name=trial,proto3" json:"trial,omitempty"`
-	// The number of the turn in its case, from 0; of a judge that of the turn that is judged. Absent if it is about none.
+	// The number of the turn in its case, from 0; of a judge that of the turn that is judged, of a simulated user that of the turn that it
+	// speaks, or would if it did not end the conversation. Absent if it is about none.
 	Turn *int32 `protobuf:"varint,4,opt,name=turn,proto3,oneof" json:"turn,omitempty"`
 	// What the evaluation started the run for.
 	Role EvaluationRole `protobuf:"varint,5,opt,name=role,proto3,enum=bough.v1.EvaluationRole" json:"role,omitempty"`

@@ -221,9 +221,11 @@ type Invocation struct {
 	// How many tool calls there are; more than `tools` has if max_tools left some out.
 	ToolsTotal int32 `protobuf:"varint,22,opt,name=tools_total,json=toolsTotal,proto3" json:"tools_total,omitempty"`
 	// What is inconsistent about the run as a whole.
-	Anomalies     []*Anomaly `protobuf:"bytes,23,rep,name=anomalies,proto3" json:"anomalies,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Anomalies []*Anomaly `protobuf:"bytes,23,rep,name=anomalies,proto3" json:"anomalies,omitempty"`
+	// The session's values as the run left them, as one JSON object; only in records that evaluations compare with what is expected of them.
+	SessionStateJson string `protobuf:"bytes,24,opt,name=session_state_json,json=sessionStateJson,proto3" json:"session_state_json,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Invocation) Reset() {
@@ -415,6 +417,13 @@ func (x *Invocation) GetAnomalies() []*Anomaly {
 		return x.Anomalies
 	}
 	return nil
+}
+
+func (x *Invocation) GetSessionStateJson() string {
+	if x != nil {
+		return x.SessionStateJson
+	}
+	return ""
 }
 
 // One tool call.
@@ -1171,7 +1180,7 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\aAnomaly\x12)\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x15.bough.v1.AnomalyKindR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12#\n" +
-	"\rinvocation_id\x18\x03 \x01(\tR\finvocationId\"\xe0\b\n" +
+	"\rinvocation_id\x18\x03 \x01(\tR\finvocationId\"\x8e\t\n" +
 	"\n" +
 	"Invocation\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x12\x15\n" +
@@ -1202,7 +1211,8 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\fagents_total\x18\x15 \x01(\x05R\vagentsTotal\x12\x1f\n" +
 	"\vtools_total\x18\x16 \x01(\x05R\n" +
 	"toolsTotal\x12/\n" +
-	"\tanomalies\x18\x17 \x03(\v2\x11.bough.v1.AnomalyR\tanomalies\x1a9\n" +
+	"\tanomalies\x18\x17 \x03(\v2\x11.bough.v1.AnomalyR\tanomalies\x12,\n" +
+	"\x12session_state_json\x18\x18 \x01(\tR\x10sessionStateJson\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x06\n" +

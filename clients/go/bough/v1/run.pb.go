@@ -246,9 +246,9 @@ type RunFilter struct {
 	CreateTimeFrom *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=create_time_from,json=createTimeFrom,proto3" json:"create_time_from,omitempty"`
 	// Only runs created before this time.
 	CreateTimeBefore *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=create_time_before,json=createTimeBefore,proto3" json:"create_time_before,omitempty"`
-	// Only runs of this evaluation, those of its judges too.
+	// Only runs of this evaluation, those of its judges and simulated users too.
 	EvaluationId string `protobuf:"bytes,7,opt,name=evaluation_id,json=evaluationId,proto3" json:"evaluation_id,omitempty"`
-	// Only runs of cases with this id, those of their judges too.
+	// Only runs of cases with this id, those of their judges and simulated users too.
 	CaseId string `protobuf:"bytes,8,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
 	// Only runs that evaluations started for this; unspecified for any.
 	EvaluationRole EvaluationRole `protobuf:"varint,9,opt,name=evaluation_role,json=evaluationRole,proto3,enum=bough.v1.EvaluationRole" json:"evaluation_role,omitempty"`

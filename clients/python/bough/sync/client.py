@@ -56,6 +56,9 @@ from bough.v1 import (
 class Client:
     """A client of one server for programs without an event loop, a context manager.
 
+    Of several addresses, `HOST:PORT,HOST:PORT`, the first that answers is used, and the next if that is lost. Their
+    host names are looked up in the constructor, which blocks, and not again.
+
     `timeout` bounds following a run and `call_timeout` every other call, both in seconds; None: unbounded. Each method
     has a `timeout` that overrides them, None again for no limit; that of a list bounds the fetch of each page.
     With `wait_for_ready` calls wait for a server that is not reachable yet instead of failing at once. Streams rejoin

@@ -137,6 +137,10 @@ class _DifferenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Differ
     """The agent's own tool calls are not as expected."""
     DIFFERENCE_KIND_FORBIDDEN: _DifferenceKind.ValueType  # 5
     """The agent is below one that forbids it."""
+    DIFFERENCE_KIND_STATE: _DifferenceKind.ValueType  # 6
+    """The agent ends in another state than expected."""
+    DIFFERENCE_KIND_INPUT: _DifferenceKind.ValueType  # 7
+    """The agent's input is not as expected."""
 
 class DifferenceKind(_DifferenceKind, metaclass=_DifferenceKindEnumTypeWrapper):
     """How an agent violates what is expected of the tree."""
@@ -153,6 +157,10 @@ DIFFERENCE_KIND_TOOLS: DifferenceKind.ValueType  # 4
 """The agent's own tool calls are not as expected."""
 DIFFERENCE_KIND_FORBIDDEN: DifferenceKind.ValueType  # 5
 """The agent is below one that forbids it."""
+DIFFERENCE_KIND_STATE: DifferenceKind.ValueType  # 6
+"""The agent ends in another state than expected."""
+DIFFERENCE_KIND_INPUT: DifferenceKind.ValueType  # 7
+"""The agent's input is not as expected."""
 Global___DifferenceKind: _TypeAlias = DifferenceKind  # noqa: Y015
 
 class _GateOperator:
@@ -548,6 +556,26 @@ class EvalPins(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class UsersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EVAL_SET_DIGEST_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
@@ -556,6 +584,7 @@ class EvalPins(_message.Message):
     JUDGES_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
     eval_set_digest: _builtins.str
     """The digest of the set, its cases included."""
     prices: _builtins.str
@@ -580,6 +609,10 @@ class EvalPins(_message.Message):
     def judges(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Name of each llm_judge metric's model to the hash of its configuration."""
 
+    @_builtins.property
+    def users(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Name of each simulated user's model to the hash of its configuration."""
+
     def __init__(
         self,
         *,
@@ -591,10 +624,11 @@ class EvalPins(_message.Message):
         judges: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         agent: _builtins.str = ...,
         server_version: _builtins.str = ...,
+        users: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "eval_set_digest", b"eval_set_digest", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "eval_set_digest", b"eval_set_digest", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "tools", b"tools", "users", b"users"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -671,6 +705,7 @@ class EvalTotals(_message.Message):
     FLAKY_CASES_FIELD_NUMBER: _builtins.int
     RERUNS_FIELD_NUMBER: _builtins.int
     RERUNS_ENDED_FIELD_NUMBER: _builtins.int
+    USER_USAGE_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
     """How many cases the set has."""
     cases_passed: _builtins.int
@@ -705,7 +740,7 @@ class EvalTotals(_message.Message):
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What the runs of all trials used, judges left out; unset while no trial is scored."""
+        """What the runs of all trials used, judges and simulated users left out; unset while no trial is scored."""
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
@@ -714,6 +749,10 @@ class EvalTotals(_message.Message):
     @_builtins.property
     def flaky_cases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The ids of cases of which some trials passed and some did not, the first 1,000 of them."""
+
+    @_builtins.property
+    def user_usage(self) -> _usage_pb2.Usage:
+        """What simulated users used in all trials; unset while no trial with one is scored."""
 
     def __init__(
         self,
@@ -733,10 +772,11 @@ class EvalTotals(_message.Message):
         flaky_cases: _abc.Iterable[_builtins.str] | None = ...,
         reruns: _builtins.int = ...,
         reruns_ended: _builtins.int = ...,
+        user_usage: _usage_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "judge_usage", b"judge_usage", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "judge_usage", b"judge_usage", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "usage", b"usage", "user_usage", b"user_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "reruns", b"reruns", "reruns_ended", b"reruns_ended", "trials", b"trials", "trials_ended", b"trials_ended", "trials_passed", b"trials_passed", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "reruns", b"reruns", "reruns_ended", b"reruns_ended", "trials", b"trials", "trials_ended", b"trials_ended", "trials_passed", b"trials_passed", "usage", b"usage", "user_usage", b"user_usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -781,6 +821,7 @@ class CaseResult(_message.Message):
     UNUSED_MOCKS_FIELD_NUMBER: _builtins.int
     RERUNS_FIELD_NUMBER: _builtins.int
     TRIAL_MEANS_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems."""
     verdict: Global___Verdict.ValueType
@@ -795,7 +836,7 @@ class CaseResult(_message.Message):
 
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_eval_set_pb2.EvalTurn]:
-        """What the user says and what is expected, without recorded invocations."""
+        """What the user says and what is expected, without recorded invocations and without what a simulated user said."""
 
     @_builtins.property
     def trials(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseTrialResult]:
@@ -821,6 +862,10 @@ class CaseResult(_message.Message):
     def trial_means(self) -> Global___TrialMeans:
         """What a trial takes, over the trials; unset while none is scored."""
 
+    @_builtins.property
+    def user(self) -> _eval_set_pb2.SimulatedUser:
+        """EvalCase.user: who plays the user after `turns`, and what is expected of the whole conversation; unset for a case without."""
+
     def __init__(
         self,
         *,
@@ -835,10 +880,11 @@ class CaseResult(_message.Message):
         unused_mocks: _abc.Iterable[Global___UnusedMock] | None = ...,
         reruns: _abc.Iterable[Global___CaseTrialResult] | None = ...,
         trial_means: Global___TrialMeans | None = ...,
+        user: _eval_set_pb2.SimulatedUser | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "trial_means", b"trial_means"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "trial_means", b"trial_means", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "reruns", b"reruns", "statistics", b"statistics", "trial_means", b"trial_means", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "reruns", b"reruns", "statistics", b"statistics", "trial_means", b"trial_means", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "user", b"user", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -855,11 +901,11 @@ class TrialMeans(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     cost_nanos: _builtins.float
-    """The cost of runs and judges, in billionths of cost_currency_code."""
+    """The cost of runs, judges and simulated users, in billionths of cost_currency_code."""
     cost_currency_code: _builtins.str
     """The ISO 4217 code of the currency; empty without a cost."""
     tokens: _builtins.float
-    """The input and output tokens of runs and judges."""
+    """The input and output tokens of runs, judges and simulated users."""
     duration_seconds: _builtins.float
     """The time from start to end of the turns, in seconds."""
     def __init__(
@@ -1047,6 +1093,8 @@ class CaseTrialResult(_message.Message):
     USED_MOCKS_FIELD_NUMBER: _builtins.int
     USED_AGENT_MOCKS_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
+    USER_USAGE_FIELD_NUMBER: _builtins.int
+    USER_FINISHED_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id of the case that the trial is of."""
     trial: _builtins.int
@@ -1059,6 +1107,8 @@ class CaseTrialResult(_message.Message):
     """Whether a turn ended without an answer. A crashed trial has no scores."""
     purpose: Global___TrialPurpose.ValueType
     """What the trial is for; unspecified for a planned one."""
+    user_finished: _builtins.bool
+    """Whether the simulated user ended the conversation; false if it ended at SimulatedUser.max_turns or before. Absent without one."""
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalTurnResult]:
         """The turns that were run, in order; empty if none was, and in a result that was shortened to fit."""
@@ -1069,7 +1119,7 @@ class CaseTrialResult(_message.Message):
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What the runs of all turns used, judges left out."""
+        """What the runs of all turns used, judges and the simulated user left out."""
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
@@ -1093,6 +1143,10 @@ class CaseTrialResult(_message.Message):
     def used_agent_mocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The mocks of agents that answered, by their numbers in ToolMocks.agents, ascending. Empty in a result that was shortened to fit."""
 
+    @_builtins.property
+    def user_usage(self) -> _usage_pb2.Usage:
+        """What the simulated user used; unset without one."""
+
     def __init__(
         self,
         *,
@@ -1110,12 +1164,16 @@ class CaseTrialResult(_message.Message):
         used_mocks: _abc.Iterable[_builtins.int] | None = ...,
         used_agent_mocks: _abc.Iterable[_builtins.int] | None = ...,
         purpose: Global___TrialPurpose.ValueType = ...,
+        user_usage: _usage_pb2.Usage | None = ...,
+        user_finished: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage", "user_finished", b"user_finished", "user_usage", b"user_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_agent_mocks", b"used_agent_mocks", "used_mocks", b"used_mocks", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_agent_mocks", b"used_agent_mocks", "used_mocks", b"used_mocks", "user_finished", b"user_finished", "user_usage", b"user_usage", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__user_finished: _TypeAlias = _typing.Literal["user_finished"]  # noqa: Y015
+    _WhichOneofArgType__user_finished: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__user_finished) -> _WhichOneofReturnType__user_finished | None: ...
 
 Global___CaseTrialResult: _TypeAlias = CaseTrialResult  # noqa: Y015
 
@@ -1132,6 +1190,8 @@ class EvalTurnResult(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    USER_RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run; empty if the turn is a recorded invocation without one."""
     trace_id: _builtins.str
@@ -1142,6 +1202,10 @@ class EvalTurnResult(_message.Message):
     """The text of the run's answer; it may be cut."""
     truncated: _builtins.bool
     """Whether agents, calls or texts were left out, to fit a limit or because the stream is without trees."""
+    user: _builtins.str
+    """The text of what the user said, of a trial with a simulated user; it may be cut. Empty in any other: CaseResult.turns has it."""
+    user_run_id: _builtins.str
+    """The run of the simulated user that said it; empty for a turn of EvalCase.turns."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why the run failed or was cancelled; unset in any other state."""
@@ -1160,10 +1224,12 @@ class EvalTurnResult(_message.Message):
         answer: _builtins.str = ...,
         agents: _abc.Iterable[Global___EvalAgent] | None = ...,
         truncated: _builtins.bool = ...,
+        user: _builtins.str = ...,
+        user_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "answer", b"answer", "error", b"error", "run_id", b"run_id", "state", b"state", "trace_id", b"trace_id", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "answer", b"answer", "error", b"error", "run_id", b"run_id", "state", b"state", "trace_id", b"trace_id", "truncated", b"truncated", "user", b"user", "user_run_id", b"user_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1384,7 +1450,7 @@ class TreeComparison(_message.Message):
     F1_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
     turn: _builtins.int
-    """The number of the turn, from 0."""
+    """The number of the turn, from 0; of SimulatedUser.expect, which is about all turns, their number."""
     violations: _builtins.int
     """How many differences violate the expectation; 0 is a pass."""
     recall: _builtins.float
@@ -1581,8 +1647,8 @@ class EvalComparison(_message.Message):
     pass_rate_change: _builtins.float
     """The candidate's pass rate less the baseline's; absent if either has none."""
     cost_nanos_change: _builtins.int
-    """The candidate's known cost less the baseline's, judges included, in billionths of cost_currency_code; absent if nothing is known
-    of either or the currencies differ.
+    """The candidate's known cost less the baseline's, judges and simulated users included, in billionths of cost_currency_code; absent
+    if nothing is known of either or the currencies differ.
     """
     cost_currency_code: _builtins.str
     """The ISO 4217 code of the currency of cost_nanos_change, such as "USD". Set exactly if cost_nanos_change is."""
@@ -1596,7 +1662,7 @@ class EvalComparison(_message.Message):
     """How many cases got worse: 0 unless `regression_test` rejects, then the number of cases that are worse, at least 1."""
     @_builtins.property
     def pins_changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges."""
+        """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseComparison]:

@@ -220,7 +220,7 @@ class EvaluateRequest(_message.Message):
                      | "pass@" k               (the mean probability that one of k trials of a case passes, 0 to 1)
                      | metric ".mean"          (the mean of a metric over the cases, in the metric's unit: 0 to 1, but of functions;
                                                 a crashed trial counts as 0, or as the lowest score if that is less)
-                     | "cost.total"            (the cost of runs and judges, in units of the currency of the prices)
+                     | "cost.total"            (the cost of runs, judges and simulated users, in units of the currency of the prices)
                      | "duration.p50"          (the time within which half of all trials ended, in seconds; with a crashed trial no upper
                                                 bound holds)
                      | "duration.p95"          (the time within which 95 % of them did)
@@ -239,8 +239,8 @@ class EvaluateRequest(_message.Message):
 
     @_builtins.property
     def budget(self) -> _policy_pb2.Limits:
-        """What all runs and judges together may use: model_calls, tool_calls, tokens, cost_nanos and wall_duration. When it is used up
-        no further trial begins, and the rest is not scored. Unset for no bound.
+        """What all runs, judges and simulated users together may use: model_calls, tool_calls, tokens, cost_nanos and wall_duration. When
+        it is used up no further trial begins, and the rest is not scored. Unset for no bound.
         """
 
     @_builtins.property

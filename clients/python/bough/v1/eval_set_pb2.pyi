@@ -232,6 +232,7 @@ class EvalCase(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The id, unique in the set."""
     description: _builtins.str
@@ -246,8 +247,8 @@ class EvalCase(_message.Message):
 
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalTurn]:
-        """The turns of the conversation, at least one: each is a run, all in one session that only this trial has. After a
-        turn that fails the later ones are not run.
+        """The turns of the conversation, at least one unless `user` is set: each is a run, all in one session that only this trial has.
+        After a turn that fails the later ones are not run. With `user` they open the conversation.
         """
 
     @_builtins.property
@@ -273,6 +274,10 @@ class EvalCase(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """How long one run of an agent may take; unset for the set's default."""
 
+    @_builtins.property
+    def user(self) -> Global___SimulatedUser:
+        """A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user who says what `turns` has."""
+
     def __init__(
         self,
         *,
@@ -287,16 +292,87 @@ class EvalCase(_message.Message):
         metrics: _abc.Iterable[Global___EvalMetric] | None = ...,
         trials: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        user: Global___SimulatedUser | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "mocks", b"mocks", "origin", b"origin", "timeout", b"timeout", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "mocks", b"mocks", "origin", b"origin", "timeout", b"timeout", "trials", b"trials", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "answers", b"answers", "description", b"description", "id", b"id", "labels", b"labels", "metrics", b"metrics", "mocks", b"mocks", "origin", b"origin", "session_state_json", b"session_state_json", "timeout", b"timeout", "trials", b"trials", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "answers", b"answers", "description", b"description", "id", b"id", "labels", b"labels", "metrics", b"metrics", "mocks", b"mocks", "origin", b"origin", "session_state_json", b"session_state_json", "timeout", b"timeout", "trials", b"trials", "turns", b"turns", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trials) -> _WhichOneofReturnType__trials | None: ...
 
 Global___EvalCase: _TypeAlias = EvalCase  # noqa: Y015
+
+@_typing.final
+class SimulatedUser(_message.Message):
+    """A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
+
+    An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
+    timeout. The model sees the part that it plays and what was said, never tools, trees or expectations. It answers
+    {"message": TEXT, "done": BOOLEAN}; with `done` the conversation is over and the message is not sent. An answer that is no such object,
+    a blank message or one of more than 32,768 characters, `done` before anything was said, a run that fails, and a prompt of more than
+    250 KiB make the trial not scored.
+
+    The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has
+    to be true in the end.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PERSONA_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MAX_TURNS_FIELD_NUMBER: _builtins.int
+    STOP_WHEN_FIELD_NUMBER: _builtins.int
+    EXPECT_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    persona: _builtins.str
+    """Who the user is and how they speak, for the model; empty for anyone."""
+    goal: _builtins.str
+    """What the user wants. Required if `plan` is empty."""
+    plan: _builtins.str
+    """How the user goes about it, step by step; empty for as the model likes. ADK's conversation_plan."""
+    model: _builtins.str
+    """The configured name of the model that plays the user. Unknown: INVALID_ARGUMENT."""
+    max_turns: _builtins.int
+    """How many turns the conversation has at most, those of EvalCase.turns included, and more than they are. Default: 10."""
+    stop_when: _builtins.str
+    """When the user ends the conversation, in words; empty for when they have what they want or cannot get it."""
+    @_builtins.property
+    def expect(self) -> Global___EvalExpectation:
+        """What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
+        `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds
+        after it, and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is
+        one root with all that it called. Scored by the metrics of the case as one turn more; judges and functions score the turns alone.
+        """
+
+    @_builtins.property
+    def settings(self) -> _model_pb2.ModelSettings:
+        """Parameters of the user's model calls."""
+
+    def __init__(
+        self,
+        *,
+        persona: _builtins.str = ...,
+        goal: _builtins.str = ...,
+        plan: _builtins.str = ...,
+        model: _builtins.str = ...,
+        max_turns: _builtins.int | None = ...,
+        stop_when: _builtins.str = ...,
+        expect: Global___EvalExpectation | None = ...,
+        settings: _model_pb2.ModelSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_turns", b"_max_turns", "expect", b"expect", "max_turns", b"max_turns", "settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_turns", b"_max_turns", "expect", b"expect", "goal", b"goal", "max_turns", b"max_turns", "model", b"model", "persona", b"persona", "plan", b"plan", "settings", b"settings", "stop_when", b"stop_when"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_turns: _TypeAlias = _typing.Literal["max_turns"]  # noqa: Y015
+    _WhichOneofArgType__max_turns: _TypeAlias = _typing.Literal["_max_turns", b"_max_turns"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_turns) -> _WhichOneofReturnType__max_turns | None: ...
+
+Global___SimulatedUser: _TypeAlias = SimulatedUser  # noqa: Y015
 
 @_typing.final
 class EvalTurn(_message.Message):
@@ -308,8 +384,11 @@ class EvalTurn(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     EXPECT_FIELD_NUMBER: _builtins.int
     RECORDED_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
     user: _builtins.str
     """What the user says. Empty if `input` or `recorded` is set, and in the first turn of a case with `origin`."""
+    id: _builtins.str
+    """A name for the turn, unique in its case, by which sentences about it name it; empty for its number."""
     @_builtins.property
     def input(self) -> _message_pb2.Message:
         """What the user says, if it is more than a text: as RunRequest.input."""
@@ -331,10 +410,11 @@ class EvalTurn(_message.Message):
         input: _message_pb2.Message | None = ...,
         expect: Global___EvalExpectation | None = ...,
         recorded: _invocation_pb2.InvocationSource | None = ...,
+        id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expect", b"expect", "input", b"input", "recorded", b"recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect", b"expect", "input", b"input", "recorded", b"recorded", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect", b"expect", "id", b"id", "input", b"input", "recorded", b"recorded", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +431,7 @@ class EvalExpectation(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def answer(self) -> Global___ExpectedAnswer:
         """The text of the run's answer; unset for any answer."""
@@ -363,24 +444,135 @@ class EvalExpectation(_message.Message):
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedAgent]:
         """The agents: the roots of the expected tree."""
 
+    @_builtins.property
+    def run(self) -> Global___ExpectedRun:
+        """How the run ends, and what it leaves; unset for a run that succeeds."""
+
     def __init__(
         self,
         *,
         answer: Global___ExpectedAnswer | None = ...,
         tools: _abc.Iterable[Global___ExpectedTool] | None = ...,
         agents: _abc.Iterable[Global___ExpectedAgent] | None = ...,
+        run: Global___ExpectedRun | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "answer", b"answer", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "answer", b"answer", "run", b"run", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvalExpectation: _TypeAlias = EvalExpectation  # noqa: Y015
 
 @_typing.final
+class ExpectedRun(_message.Message):
+    """How a run is expected to end. Every condition that does not hold is named."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SESSION_STATE_FIELD_NUMBER: _builtins.int
+    HANDOFFS_FIELD_NUMBER: _builtins.int
+    HANDOFFS_MODE_FIELD_NUMBER: _builtins.int
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state in which it ends: SUCCEEDED, FAILED or CANCELLED. Default: SUCCEEDED. A run that ends as expected is no crash, and the
+    next turn follows.
+    """
+    reason: _error_pb2.ErrorReason.ValueType
+    """Why it failed, as AgentError.reason; unspecified for any reason."""
+    handoffs_mode: Global___TrajectoryMode.ValueType
+    """How `handoffs` are compared. Default: EXACT. Not compared if there are none and this is unset."""
+    @_builtins.property
+    def session_state(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedStateValue]:
+        """What the session's values are after it."""
+
+    @_builtins.property
+    def handoffs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedHandoff]:
+        """Who handed over to whom, in that order."""
+
+    def __init__(
+        self,
+        *,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
+        reason: _error_pb2.ErrorReason.ValueType = ...,
+        session_state: _abc.Iterable[Global___ExpectedStateValue] | None = ...,
+        handoffs: _abc.Iterable[Global___ExpectedHandoff] | None = ...,
+        handoffs_mode: Global___TrajectoryMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoffs", b"handoffs", "handoffs_mode", b"handoffs_mode", "reason", b"reason", "session_state", b"session_state", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedRun: _TypeAlias = ExpectedRun  # noqa: Y015
+
+@_typing.final
+class ExpectedStateValue(_message.Message):
+    """One of a session's values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    VALUE_MATCH_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0"."""
+    absent: _builtins.bool
+    """Whether there must be no value there. Not together with `value_match`."""
+    @_builtins.property
+    def value_match(self) -> Global___ValueMatcher:
+        """How the value is compared; unset for any value."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        value_match: Global___ValueMatcher | None = ...,
+        absent: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["value_match", b"value_match"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "path", b"path", "value_match", b"value_match"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedStateValue: _TypeAlias = ExpectedStateValue  # noqa: Y015
+
+@_typing.final
+class ExpectedHandoff(_message.Message):
+    """A transfer from one agent to another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_AGENT_FIELD_NUMBER: _builtins.int
+    TO_AGENT_FIELD_NUMBER: _builtins.int
+    from_agent: _builtins.str
+    """The agent that hands over; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
+    to_agent: _builtins.str
+    """The agent that takes over. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
+    def __init__(
+        self,
+        *,
+        from_agent: _builtins.str = ...,
+        to_agent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_agent", b"from_agent", "to_agent", b"to_agent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedHandoff: _TypeAlias = ExpectedHandoff  # noqa: Y015
+
+@_typing.final
 class ExpectedAnswer(_message.Message):
-    """What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do."""
+    """What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
+
+    If the server removes secrets (`evaluation.redact` of bough.yaml), "[redacted]" in `exact`, `contains` and expected JSON matches what
+    it removes there.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -447,7 +639,9 @@ Global___ExpectedAnswer: _TypeAlias = ExpectedAnswer  # noqa: Y015
 
 @_typing.final
 class ValueMatcher(_message.Message):
-    """How a JSON value is compared. Every condition that is set must hold."""
+    """How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
+    anything; in expectations it does what it does in an `ExpectedAnswer`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -505,6 +699,8 @@ class ExpectedTool(_message.Message):
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     RESULT_MATCH_FIELD_NUMBER: _builtins.int
     NAME_REGEX_FIELD_NUMBER: _builtins.int
+    NTH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The tool's name, or "*" for any. Exactly one of name and name_regex. Unknown in a case that runs from its beginning:
     INVALID_ARGUMENT.
@@ -515,6 +711,10 @@ class ExpectedTool(_message.Message):
     """The result, as JSON that it equals; empty for any. Not together with result_match."""
     name_regex: _builtins.str
     """A regular expression of RE2 that matches somewhere in the tool's name; empty for none."""
+    nth: _builtins.int
+    """Only the nth call of its tool, from 1, of those that are compared; absent for any."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state in which it ends, such as FAILED; unspecified for any."""
     @_builtins.property
     def arguments_match(self) -> Global___ValueMatcher:
         """How the arguments are compared; unset for any."""
@@ -532,12 +732,16 @@ class ExpectedTool(_message.Message):
         result_json: _builtins.str = ...,
         result_match: Global___ValueMatcher | None = ...,
         name_regex: _builtins.str = ...,
+        nth: _builtins.int | None = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments_match", b"arguments_match", "result_match", b"result_match"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_nth", b"_nth", "arguments_match", b"arguments_match", "nth", b"nth", "result_match", b"result_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "name_regex", b"name_regex", "result_json", b"result_json", "result_match", b"result_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_nth", b"_nth", "arguments_json", b"arguments_json", "arguments_match", b"arguments_match", "name", b"name", "name_regex", b"name_regex", "nth", b"nth", "result_json", b"result_json", "result_match", b"result_match", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__nth: _TypeAlias = _typing.Literal["nth"]  # noqa: Y015
+    _WhichOneofArgType__nth: _TypeAlias = _typing.Literal["_nth", b"_nth"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__nth) -> _WhichOneofReturnType__nth | None: ...
 
 Global___ExpectedTool: _TypeAlias = ExpectedTool  # noqa: Y015
 
@@ -589,16 +793,20 @@ class ExpectedAgent(_message.Message):
     FORBIDDEN_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOLS_MODE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    INPUT_MATCH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The agent's name, or "*" for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     optional: _builtins.bool
-    """Whether it may be missing."""
+    """Whether it may be missing. With `repeat.min`, it is there either not at all or at least that often."""
     children_order: Global___EvalOrder.ValueType
     """Whether the order of `children` counts."""
     extra: Global___ExtraAgentsPolicy.ValueType
     """Whether it may call other agents than `children`."""
     tools_mode: Global___TrajectoryMode.ValueType
     """How `tools` are compared. Default: EXACT."""
+    state: _execution_pb2.ExecutionState.ValueType
+    """The state in which it ends; unspecified for any. A failed agent below one that SUCCEEDED is one that its caller recovered from."""
     @_builtins.property
     def repeat(self) -> Global___EvalRepeat:
         """How often it is expected; unset for once."""
@@ -615,6 +823,10 @@ class ExpectedAgent(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedTool]:
         """The tool calls that it makes itself. Not scored if there are none and tools_mode is unset."""
 
+    @_builtins.property
+    def input_match(self) -> Global___ValueMatcher:
+        """How its input is compared, its text as a JSON string or its data; unset for any."""
+
     def __init__(
         self,
         *,
@@ -627,10 +839,12 @@ class ExpectedAgent(_message.Message):
         forbidden: _abc.Iterable[_builtins.str] | None = ...,
         tools: _abc.Iterable[Global___ExpectedTool] | None = ...,
         tools_mode: Global___TrajectoryMode.ValueType = ...,
+        state: _execution_pb2.ExecutionState.ValueType = ...,
+        input_match: Global___ValueMatcher | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["repeat", b"repeat"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input_match", b"input_match", "repeat", b"repeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "children_order", b"children_order", "extra", b"extra", "forbidden", b"forbidden", "name", b"name", "optional", b"optional", "repeat", b"repeat", "tools", b"tools", "tools_mode", b"tools_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "children_order", b"children_order", "extra", b"extra", "forbidden", b"forbidden", "input_match", b"input_match", "name", b"name", "optional", b"optional", "repeat", b"repeat", "state", b"state", "tools", b"tools", "tools_mode", b"tools_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -902,6 +1116,9 @@ class EvalMetric(_message.Message):
     BUDGET_FIELD_NUMBER: _builtins.int
     LLM_JUDGE_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    RUN_OUTCOME_FIELD_NUMBER: _builtins.int
+    ROUGE_1_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name, unique in the case. Default: the name of the kind, such as "tool_trajectory", and of a custom metric that of its function."""
     threshold: _builtins.float
@@ -930,6 +1147,18 @@ class EvalMetric(_message.Message):
     def custom(self) -> Global___CustomMetric:
         """Calls a function that the operator registered."""
 
+    @_builtins.property
+    def run_outcome(self) -> Global___RunOutcomeMetric:
+        """Compares how the run ends with EvalExpectation.run."""
+
+    @_builtins.property
+    def rouge_1(self) -> Global___RougeMetric:
+        """Counts the words that the answer shares with a reference: ROUGE-1."""
+
+    @_builtins.property
+    def similarity(self) -> Global___SimilarityMetric:
+        """Counts the characters in which the answer differs from a reference: the Levenshtein distance."""
+
     def __init__(
         self,
         *,
@@ -941,14 +1170,17 @@ class EvalMetric(_message.Message):
         budget: Global___BudgetMetric | None = ...,
         llm_judge: Global___LlmJudgeMetric | None = ...,
         custom: Global___CustomMetric | None = ...,
+        run_outcome: Global___RunOutcomeMetric | None = ...,
+        rouge_1: Global___RougeMetric | None = ...,
+        similarity: Global___SimilarityMetric | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "rouge_1", b"rouge_1", "run_outcome", b"run_outcome", "similarity", b"similarity", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "name", b"name", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "agent_trajectory", b"agent_trajectory", "budget", b"budget", "custom", b"custom", "final_response", b"final_response", "kind", b"kind", "llm_judge", b"llm_judge", "name", b"name", "rouge_1", b"rouge_1", "run_outcome", b"run_outcome", "similarity", b"similarity", "threshold", b"threshold", "tool_trajectory", b"tool_trajectory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["agent_trajectory", "tool_trajectory", "final_response", "budget", "llm_judge", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["agent_trajectory", "tool_trajectory", "final_response", "budget", "llm_judge", "custom", "run_outcome", "rouge_1", "similarity"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
@@ -956,6 +1188,25 @@ class EvalMetric(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___EvalMetric: _TypeAlias = EvalMetric  # noqa: Y015
+
+@_typing.final
+class RunOutcomeMetric(_message.Message):
+    """Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
+    condition holds, else 0.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunOutcomeMetric: _TypeAlias = RunOutcomeMetric  # noqa: Y015
 
 @_typing.final
 class AgentKinds(_message.Message):
@@ -1082,6 +1333,63 @@ class FinalResponseMetric(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinalResponseMetric: _TypeAlias = FinalResponseMetric  # noqa: Y015
+
+@_typing.final
+class RougeMetric(_message.Message):
+    """Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
+    rouge-score computes it without stemming: 2 * m / (a + r), where a and r are the numbers of words in the answer and the reference,
+    and m counts each word as often as both have it. Words are the longest runs of a-z and 0-9 in the lower-cased text, so that every
+    other letter separates words, those with accents and of other alphabets too. The score of a trial is the mean over its turns. A turn
+    whose run has no answer scores 0, and one with too much to compare is not scored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    reference: _builtins.str
+    """The reference, for the last turn: no other turn is scored then. At least one word. Empty: `answer.exact` of each turn that expects it,
+    which `final_response` does not compare then unless it is a metric of the case.
+    """
+    def __init__(
+        self,
+        *,
+        reference: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RougeMetric: _TypeAlias = RougeMetric  # noqa: Y015
+
+@_typing.final
+class SimilarityMetric(_message.Message):
+    """Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
+    distance, the fewest characters that have to be inserted, deleted or replaced to make one text of the other, and n is the length of the
+    longer one. Characters are Unicode code points; case counts, and white space around a text does not. The score of a trial is the
+    mean over its turns. A turn whose run has no answer scores 0, and one with too much to compare is not scored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    reference: _builtins.str
+    """The reference, for the last turn: no other turn is scored then. Not blank. Empty: `answer.exact` of each turn that expects it, which
+    `final_response` does not compare then unless it is a metric of the case.
+    """
+    def __init__(
+        self,
+        *,
+        reference: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimilarityMetric: _TypeAlias = SimilarityMetric  # noqa: Y015
 
 @_typing.final
 class BudgetMetric(_message.Message):

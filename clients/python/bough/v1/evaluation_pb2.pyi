@@ -406,8 +406,8 @@ class EvaluationPlanned(_message.Message):
     user_id: _builtins.str
     """The user whose token started it."""
     trace_id: _builtins.str
-    """W3C trace id in hex of the caller's trace, which the runs of cases and of judges are part of, except forks; empty if the call had
-    none: then each run begins its own.
+    """W3C trace id in hex of the caller's trace, which the runs of cases, judges and simulated users are part of, except forks; empty
+    if the call had none: then each run begins its own.
     """
     span_id: _builtins.str
     """The caller's span in that trace, in hex; empty without one."""
@@ -425,7 +425,7 @@ class EvaluationPlanned(_message.Message):
 
     @_builtins.property
     def budget(self) -> _policy_pb2.Limits:
-        """What all runs and judges together may use; unset for no bound."""
+        """What all runs, judges and simulated users together may use; unset for no bound."""
 
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentDefinition]:

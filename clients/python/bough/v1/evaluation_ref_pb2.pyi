@@ -30,7 +30,7 @@ class _EvaluationRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Evalua
     EVALUATION_ROLE_JUDGE: _EvaluationRole.ValueType  # 2
     """A judge, for an llm_judge metric."""
     EVALUATION_ROLE_USER: _EvaluationRole.ValueType  # 3
-    """A simulated user. No server starts one yet."""
+    """An utterance of a simulated user."""
 
 class EvaluationRole(_EvaluationRole, metaclass=_EvaluationRoleEnumTypeWrapper):
     """What an evaluation started a run for."""
@@ -42,7 +42,7 @@ EVALUATION_ROLE_TURN: EvaluationRole.ValueType  # 1
 EVALUATION_ROLE_JUDGE: EvaluationRole.ValueType  # 2
 """A judge, for an llm_judge metric."""
 EVALUATION_ROLE_USER: EvaluationRole.ValueType  # 3
-"""A simulated user. No server starts one yet."""
+"""An utterance of a simulated user."""
 Global___EvaluationRole: _TypeAlias = EvaluationRole  # noqa: Y015
 
 @_typing.final
@@ -66,7 +66,9 @@ class EvaluationRef(_message.Message):
     trial: _builtins.int
     """The number of the trial in its case, from 0."""
     turn: _builtins.int
-    """The number of the turn in its case, from 0; of a judge that of the turn that is judged. Absent if it is about none."""
+    """The number of the turn in its case, from 0; of a judge that of the turn that is judged, of a simulated user that of the turn that it
+    speaks, or would if it did not end the conversation. Absent if it is about none.
+    """
     role: Global___EvaluationRole.ValueType
     """What the evaluation started the run for."""
     metric: _builtins.str

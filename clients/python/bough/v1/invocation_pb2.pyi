@@ -162,6 +162,7 @@ class Invocation(_message.Message):
     AGENTS_TOTAL_FIELD_NUMBER: _builtins.int
     TOOLS_TOTAL_FIELD_NUMBER: _builtins.int
     ANOMALIES_FIELD_NUMBER: _builtins.int
+    SESSION_STATE_JSON_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id, as in `agents`."""
     run_id: _builtins.str
@@ -180,6 +181,8 @@ class Invocation(_message.Message):
     """How many agent invocations there are; more than `agents` has if max_agents left some out."""
     tools_total: _builtins.int
     """How many tool calls there are; more than `tools` has if max_tools left some out."""
+    session_state_json: _builtins.str
+    """The session's values as the run left them, as one JSON object; only in records that evaluations compare with what is expected of them."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that the caller gave the run."""
@@ -262,10 +265,11 @@ class Invocation(_message.Message):
         agents_total: _builtins.int = ...,
         tools_total: _builtins.int = ...,
         anomalies: _abc.Iterable[Global___Anomaly] | None = ...,
+        session_state_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "start_time", b"start_time", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "agents_total", b"agents_total", "anomalies", b"anomalies", "as_of_sequence", b"as_of_sequence", "complete", b"complete", "end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "intermediate_responses", b"intermediate_responses", "invocation_id", b"invocation_id", "labels", b"labels", "run_id", b"run_id", "session_id", b"session_id", "start_time", b"start_time", "state", b"state", "steps", b"steps", "tools", b"tools", "tools_total", b"tools_total", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "agents_total", b"agents_total", "anomalies", b"anomalies", "as_of_sequence", b"as_of_sequence", "complete", b"complete", "end_time", b"end_time", "error", b"error", "final_response", b"final_response", "forked_from", b"forked_from", "inherited_usage", b"inherited_usage", "intermediate_responses", b"intermediate_responses", "invocation_id", b"invocation_id", "labels", b"labels", "run_id", b"run_id", "session_id", b"session_id", "session_state_json", b"session_state_json", "start_time", b"start_time", "state", b"state", "steps", b"steps", "tools", b"tools", "tools_total", b"tools_total", "tree_usage", b"tree_usage", "user_content", b"user_content"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

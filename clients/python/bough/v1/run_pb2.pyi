@@ -210,9 +210,9 @@ class RunFilter(_message.Message):
     agent: _builtins.str
     """Only runs of this root agent."""
     evaluation_id: _builtins.str
-    """Only runs of this evaluation, those of its judges too."""
+    """Only runs of this evaluation, those of its judges and simulated users too."""
     case_id: _builtins.str
-    """Only runs of cases with this id, those of their judges too."""
+    """Only runs of cases with this id, those of their judges and simulated users too."""
     evaluation_role: _evaluation_ref_pb2.EvaluationRole.ValueType
     """Only runs that evaluations started for this; unspecified for any."""
     include_evaluation_runs: _builtins.bool

@@ -33,6 +33,8 @@ class Files:
     markdown: Path | None = None
     html: Path | None = None
     json: Path | None = None
+    baseline: Path | None = None
+    """A file of the same form as `json`, written only if the evaluation passed."""
     content: Content = Content.CUT
 
     def check(self, redact: "RedactSection") -> None:
@@ -42,11 +44,14 @@ class Files:
         from bough_server.evals.results.content import reduce_result
 
         paths = [path for path in (self.junit, self.markdown, self.html, self.json) if path is not None]
+        if self.baseline is not None:
+            paths.append(self.baseline)
         for path in paths:
             if why := why_unwritable(path):
                 raise ConfigurationError(f"{path}: {why}")
         if len({path.resolve() for path in paths}) < len(paths):
-            raise ConfigurationError("Two of --junit, --markdown, --html and --json name the same file.")
+            also = "" if self.baseline is None else ", and --baseline with --update-baseline,"
+            raise ConfigurationError(f"Two of --junit, --markdown, --html and --json{also} name the same file.")
         reduce_result(
             eval_result_pb2.EvalResult(), None, self.content.value, fields=redact.fields, patterns=redact.patterns
         )
@@ -59,8 +64,9 @@ class Files:
         redact: "RedactSection",
     ) -> None:
         """Write every file, each whole or not at all. Raises ConfigurationError and OSError."""
-        if not any((self.junit, self.markdown, self.html, self.json)):
+        if not any((self.junit, self.markdown, self.html, self.json, self.baseline)):
             return
+        from bough.v1.eval_result_pb2 import VERDICT_PASSED
         from bough_server.cli.output import json_text
         from bough_server.evals.reports.html import html_page
         from bough_server.evals.reports.junit import junit_text
@@ -72,9 +78,10 @@ class Files:
         )
         writers: tuple[tuple[Path | None, Callable[[], str]], ...] = (
             (self.json, lambda: json_text(shown) + "\n"),
-            (self.junit, lambda: junit_text(shown)),
+            (self.junit, lambda: junit_text(shown, compared)),
             (self.markdown, lambda: markdown_text(shown, compared)),
             (self.html, lambda: html_page(shown, compared)),
+            (self.baseline if result.verdict == VERDICT_PASSED else None, lambda: json_text(shown) + "\n"),
         )
         for path, text in writers:
             if path is not None:
@@ -136,6 +143,21 @@ def read_baseline(text: str) -> "str | eval_result_pb2.EvalResult":
     """
     path = Path(text)
     return read_result(path) if path.exists() or path.suffix == ".json" else text
+
+
+def find_baseline_file(text: str) -> Path:
+    """Return the file that --baseline names and --update-baseline writes. Raises ConfigurationError if it is none."""
+    from bough_server.errors import ConfigurationError
+
+    if not text:
+        raise ConfigurationError("--update-baseline needs --baseline FILE: the file to write.")
+    path = Path(text)
+    if not path.exists() and path.suffix != ".json":
+        raise ConfigurationError(
+            f"--update-baseline: --baseline {text} names an evaluation, and no file: name a file, one that exists or "
+            "a new one that ends in .json."
+        )
+    return path
 
 
 def read_result(path: Path) -> "eval_result_pb2.EvalResult":

@@ -29,13 +29,22 @@ def import_(
     ],
     to: Annotated[Path, typer.Option("--to", metavar="SET", help="The file to write: YAML, or JSON if it ends so.")],
     agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="The agent that the cases run.")] = "",
+    judge: Annotated[
+        str,
+        typer.Option(
+            "--judge", metavar="MODEL", help="The configured model that metrics ask instead of a judge by its address."
+        ),
+    ] = "",
+    user: Annotated[
+        str, typer.Option("--user", metavar="MODEL", help="The configured model that plays the user of scenarios.")
+    ] = "",
 ) -> None:
-    """Convert an eval set of another tool, and report the parts that have no counterpart. Needs no server.
+    """Convert an eval set of another tool, and list everything in its files that was left out. Needs no server.
 
     A metrics file of the same name, or a test_config.json, beside the set is read too. Metrics without a counterpart
     stay in the set as custom metrics, and cases that have one are not scored. Keys and secrets are left out.
     """
-    finish(_import(files, to, agent))
+    finish(_import(files, to, agent, judge=judge, user=user))
 
 
 def export(
@@ -47,18 +56,21 @@ def export(
     finish(_export(result, to, format))
 
 
-async def _import(files: Sequence[Path], to: Path, agent: str) -> ExitCode:
+async def _import(files: Sequence[Path], to: Path, agent: str, *, judge: str, user: str) -> ExitCode:
     from bough_server.cli.eval.files import write_whole
     from bough_server.cli.render.format import pluralize
     from bough_server.evals.importers.files import import_files
+    from bough_server.evals.importers.left_out import list_lines
+    from bough_server.evals.sets.eval_set import is_recorded
 
-    eval_set, sentences = import_files(files)
+    imported = import_files(files, judge=judge, user=user)
+    eval_set = imported.set
     eval_set.agent = agent
     text = _text_of(eval_set, to)
     write_whole(to, text)
-    for sentence in sentences:
-        print_stderr(sentence)
-    if not agent and not all(turn.HasField("recorded") for case in eval_set.cases for turn in case.turns):
+    for line in (*imported.sentences, *list_lines(imported.left_out)):
+        print_stderr(line)
+    if not agent and not all(is_recorded(case) for case in eval_set.cases):
         print_stderr("The set names no agent: write one into it, or name it by `bough eval run --agent`.")
     print_stderr(f"wrote {to}: {pluralize(len(eval_set.cases), 'case')}")
     return ExitCode.YES

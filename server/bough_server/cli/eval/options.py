@@ -46,6 +46,13 @@ BaselineOption = Annotated[
         "--baseline", metavar="RESULT", help="What to compare with: a file of --json, an evaluation, or `last`."
     ),
 ]
+UpdateBaselineOption = Annotated[
+    bool,
+    typer.Option(
+        "--update-baseline",
+        help="Write the result to the file of --baseline if the evaluation passed; a file that is not there is made.",
+    ),
+]
 GateOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,7 +85,8 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         metavar="NAME=N",
-        help="What all runs and judges together may use: cost, tokens, model_calls, tool_calls or time, as cost=2.",
+        help="What all runs, judges and simulated users together may use: cost, tokens, model_calls, tool_calls or "
+        "time, as cost=2.",
     ),
 ]
 LabelOption = Annotated[
@@ -110,6 +118,7 @@ class EvalArguments:
     max_concurrency: int | None
     agents: Sequence[Path] = ()
     baseline: str = ""
+    update_baseline: bool = False
     allow_incomplete_baseline: bool = False
     gates: Sequence[str] = ()
     allow_removed: bool = False

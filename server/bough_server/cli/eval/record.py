@@ -104,14 +104,15 @@ async def _case(
 def _redact_case(case: "eval_set_pb2.EvalCase", redact: "RedactSection") -> "eval_set_pb2.EvalCase":
     """Return a case without secrets; say on standard error that it differs from the run."""
     from bough_server.evals.results.content import remove_secrets
-    from bough_server.evals.results.secrets import REDACTED
+    from bough_server.matching.secrets import REDACTED
 
     if not redact.fields and not redact.patterns:
         return case
     shown = remove_secrets(case, fields=redact.fields, patterns=redact.patterns)
     if REDACTED in str(shown):
         print_stderr(
-            f"{case.id}: Values that evaluation.redact names are {REDACTED!r} in the case: state what is expected."
+            f"{case.id}: Values that evaluation.redact names are {REDACTED!r} in the case, and match what it removes "
+            "then. What the user said is sent without them."
         )
     return shown
 

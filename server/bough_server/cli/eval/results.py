@@ -233,7 +233,8 @@ async def _score(target: Target, runs: Sequence[str], set_path: Path | None, cas
         if case is None:
             result = await client.evaluations.score(sources)
         else:
-            result = await client.evaluations.score(sources, expect=case.turns[0].expect, metrics=case.metrics)
+            expect = case.turns[0].expect if case.turns else case.user.expect
+            result = await client.evaluations.score(sources, expect=expect, metrics=case.metrics)
     return report(result, files=files, redact=redact)
 
 

@@ -1,5 +1,9 @@
 """`bough eval run`: evaluate a set, follow it, and write what it found."""
 
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import typer
 
 from bough_server.cli.eval.files import Content, Files
@@ -22,9 +26,13 @@ from bough_server.cli.eval.options import (
     RerunSuspectsOption,
     SetArgument,
     TrialsOption,
+    UpdateBaselineOption,
 )
-from bough_server.cli.exit_codes import ExitCode, finish
+from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import DefaultModelOption, RequestIdOption, Target, target_of
+
+if TYPE_CHECKING:
+    from bough.v1 import eval_result_pb2
 
 
 def run(
@@ -35,6 +43,7 @@ def run(
     max_concurrency: MaxConcurrencyOption = None,
     agents: AgentsOption = None,
     baseline: BaselineOption = "",
+    update_baseline: UpdateBaselineOption = False,
     gate: GateOption = None,
     rerun_suspects: RerunSuspectsOption = None,
     allow_removed: AllowRemovedOption = False,
@@ -61,6 +70,7 @@ def run(
         max_concurrency=max_concurrency,
         agents=agents or (),
         baseline=baseline,
+        update_baseline=update_baseline,
         gates=gate or (),
         allow_removed=allow_removed,
         rerun_suspects=rerun_suspects,
@@ -76,7 +86,7 @@ def run(
 async def _run(target: Target, arguments: EvalArguments, *, default_model: str | None) -> ExitCode:
     from bough import InvalidRequest, NotFound
     from bough_server.cli.connection import connect
-    from bough_server.cli.eval.files import read_baseline
+    from bough_server.cli.eval.files import find_baseline_file, read_baseline
     from bough_server.cli.eval.follow import Following, result_of
     from bough_server.cli.eval.report import report
     from bough_server.cli.eval.request import EvalRequest
@@ -84,9 +94,12 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
     from bough_server.settings import Settings
 
     request = EvalRequest.of(arguments)
-    baseline = read_baseline(arguments.baseline) if arguments.baseline else None
+    updated = find_baseline_file(arguments.baseline) if arguments.update_baseline else None
+    is_new = updated is not None and not updated.exists()
+    baseline = read_baseline(arguments.baseline) if arguments.baseline and not is_new else None
     redact = Settings.load(target.config).evaluation.redact
-    arguments.files.check(redact)
+    files = replace(arguments.files, baseline=updated)
+    files.check(redact)
     async with connect(target, default_model=default_model, subject="evaluation") as connection:
         client, following = connection.client, Following(connection, redact=redact)
         before = await result_of(client, baseline) if baseline is not None else None
@@ -96,5 +109,20 @@ async def _run(target: Target, arguments: EvalArguments, *, default_model: str |
             raise request.locate_error(error) from None
         result = await client.evaluations.result(following.evaluation_id)
     comparison = compare(before, result) if before is not None else None
-    code = report(result, comparison, files=arguments.files, redact=redact)
+    code = report(result, comparison, files=files, redact=redact)
+    if updated is not None and code != ExitCode.YES:
+        print_stderr(_explain_kept_baseline(result, files, connection.command))
     return ExitCode.INTERRUPTED if following.is_interrupted else code
+
+
+def _explain_kept_baseline(result: "eval_result_pb2.EvalResult", files: Files, command: str) -> str:
+    """Return why the baseline was not written, and how to write it although the evaluation did not pass."""
+    from bough_server.evals.results.compare import find_baseline_problem
+
+    if why := find_baseline_problem(result):
+        return f"{files.baseline} was not written: the result {why}."
+    accept = shlex.join(["--json", str(files.baseline), "--content", files.content.value])
+    return (
+        f"{files.baseline} was not written, because the evaluation did not pass. To accept its result as the baseline: "
+        f"{command} eval show {result.evaluation_id} {accept}"
+    )

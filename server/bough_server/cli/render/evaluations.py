@@ -13,9 +13,11 @@ from bough_server.evals.reports.words import (
     change_reasons,
     comparison_sentences,
     comparison_text,
+    incomplete_text,
     rate_text,
     rates_text,
     reasons_of,
+    result_text,
     verdict_text,
 )
 from bough_server.plain_text import one_line
@@ -40,6 +42,8 @@ def result_lines(
         lines += comparison_lines(comparison, result.suspects, width=width)
     if result.reason:
         lines.append(Text(one_line(result.reason), style=_STYLES.get(result.verdict, "")))  # whole: it says what to do
+    if result.state and (incomplete := incomplete_text(result)):
+        lines.append(Text(one_line(incomplete), style="yellow"))
     lines.append(_total_line(result))
     return lines
 
@@ -76,7 +80,7 @@ def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
 
 def _total_line(result: eval_result_pb2.EvalResult) -> Text:
     found = result.totals
-    line = Text(f"{_verdict(result)}: ", style=_STYLES.get(result.verdict, ""))
+    line = Text(f"{result_text(result)}: ", style=_STYLES.get(result.verdict, ""))
     parts = [f"{found.cases_passed} of {pluralize(found.cases, 'case')} passed"]
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
@@ -89,19 +93,11 @@ def _total_line(result: eval_result_pb2.EvalResult) -> Text:
         parts.append(f"{tokens_text(found.usage)} tokens")
     if found.usage.HasField("cost_nanos"):
         parts.append(cost_text(found.usage))
-    if found.judge_usage.HasField("cost_nanos"):
-        parts.append(f"judges {cost_text(found.judge_usage)}")
+    for name, usage in (("judges", found.judge_usage), ("simulated users", found.user_usage)):
+        if usage.HasField("cost_nanos"):
+            parts.append(f"{name} {cost_text(usage)}")
     line.append(", ".join(parts), style="default")
     return line
-
-
-def _verdict(result: eval_result_pb2.EvalResult) -> str:
-    """Return a result's verdict in words, or that it was cancelled, has ended without one, or is in progress."""
-    if result.state == execution_pb2.EXECUTION_STATE_CANCELLED:
-        return "cancelled"
-    if result.state == execution_pb2.EXECUTION_STATE_FAILED:
-        return "ended without a verdict"
-    return verdict_text(result.verdict) if result.verdict else "running"
 
 
 def comparison_lines(
@@ -116,9 +112,10 @@ def comparison_lines(
         if case.change not in CHANGES:
             continue
         line = Text(f"{CHANGES[case.change]:10}  {one_line(case.case_id)}")
+        details = [rates_text(case)]
         if case.verdict_baseline and case.verdict_candidate:
-            verdicts = map(verdict_text, (case.verdict_baseline, case.verdict_candidate))
-            line.append(f"  {' -> '.join(verdicts)}, {rates_text(case)}", style="dim")
+            details.insert(0, f"{verdict_text(case.verdict_baseline)} -> {verdict_text(case.verdict_candidate)}")
+        line.append(f"  {', '.join(details)}", style="dim")
         lines.append(truncate_line(line, width))
         shown = change_reasons(case)[: _MOST_DIFFERENCES + 1]
         lines += [truncate_line(Text(f"            {one_line(text)}", style="dim"), width) for text in shown]

@@ -1,7 +1,7 @@
 """Import eval sets and test files of ADK, with the criteria of its configuration."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bough.v1 import eval_set_pb2
@@ -10,28 +10,36 @@ from bough.v1.eval_set_pb2 import (
     TRAJECTORY_MODE_IN_ORDER,
     TRAJECTORY_MODE_SUPERSET,
     EvalSet,
+    ExpectedStateValue,
     ExpectedTool,
     TrajectoryMode,
+    ValueMatcher,
 )
 from bough.v1.message_pb2 import ROLE_USER, Message, Part
-from bough_server.evals.importers.assembly import (
-    ComparesTools,
-    ImportedCase,
-    ImportedMetric,
-    ImportedSet,
-    assemble,
-    session_state,
-)
+from bough_server.documents.yaml import Document
+from bough_server.evals.importers.assembly import ImportedCase, ImportedSet, assemble, session_state
 from bough_server.evals.importers.conversations import Exchange, ImportedCall, read_exchange
-from bough_server.evals.importers.values import (
-    JsonObject,
-    JsonValue,
-    Notes,
-    as_json,
-    number_of,
-    object_of,
-    objects_of,
+from bough_server.evals.importers.judges import (
+    ANSWER_AND_TOOLS_TEMPLATE,
+    MATCHES_REFERENCE,
+    NO_MODEL,
+    REFERENCE_TEMPLATE,
+    TOOLS_TEMPLATE,
+    read_rubrics,
+    read_samples,
+    read_settings,
 )
+from bough_server.evals.importers.metrics import (
+    AsksJudge,
+    ComparesTools,
+    ComparesWords,
+    Comparison,
+    ImportedMetric,
+    NoCounterpart,
+)
+from bough_server.evals.importers.scenarios import read_scenario
+from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, empty_object, object_at
+from bough_server.log.session_state import is_key, is_path
 
 TOOL: Final = "adk"
 
@@ -41,6 +49,8 @@ DEFAULT_CRITERIA: Final[JsonValue] = {
 """The configuration of a set that has none."""
 
 _TOOL_TRAJECTORY: Final = "tool_trajectory_avg_score"
+_WORDS: Final = "response_match_score"
+_MATCHES_REFERENCE: Final = "final_response_match_v2"
 _MODES: Final[Sequence[tuple[str, TrajectoryMode.ValueType]]] = (
     ("EXACT", TRAJECTORY_MODE_EXACT),
     ("IN_ORDER", TRAJECTORY_MODE_IN_ORDER),
@@ -49,70 +59,174 @@ _MODES: Final[Sequence[tuple[str, TrajectoryMode.ValueType]]] = (
 )
 """The modes by the numbers and names of match types."""
 
+_JUDGES: Final[Mapping[str, str]] = {
+    _MATCHES_REFERENCE: REFERENCE_TEMPLATE,
+    "rubric_based_final_response_quality_v1": ANSWER_AND_TOOLS_TEMPLATE,
+    "rubric_based_tool_use_quality_v1": TOOLS_TEMPLATE,
+}
+"""The criteria that ask a judge, and what it is shown."""
+
+_SAMPLES: Final = 5
+"""How often a judge is asked that has no number of samples."""
+
+_MAX_TURNS: Final = 20
+"""How many turns a conversation has at most in which a model plays the user."""
+
 _REASONS: Final = {
-    "response_match_score": "it is ROUGE-1, which compares words and not meanings",
     "response_evaluation_score": "a service of its vendor judges it",
     "safety_v1": "a service of its vendor judges it",
-    "final_response_match_v2": "it asks a judge by its model's name; llm_judge asks a configured model",
     "hallucinations_v1": "no metric looks for hallucinations",
 }
 
 
-def import_set(value: JsonValue, config: JsonValue, *, name: str, notes: Notes) -> EvalSet:
-    """Return the set of an eval set or test file; `config` is that of a configuration file, None if there is none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdkImporter:
+    """Imports files of ADK. Raises ConfigurationError for one that has no case that can be imported."""
 
-    Raises ConfigurationError for a file that is not of the format, or that has no case that can be imported.
-    """
-    if config is None:
-        config = DEFAULT_CRITERIA
-        notes.add("There is no configuration: the criteria are those that ADK takes then.")
-    metrics = read_criteria(object_of(config, ""), notes)
-    if isinstance(value, list):
-        return assemble(_set(JsonObject(members={}), _older_cases(value, metrics, name, notes), name), notes)
-    source = object_of(value, "")
-    cases = [_case(case, metrics, notes) for case in source.children("evalCases")]
-    return assemble(_set(source, cases, name), notes)
+    notes: Notes
+    judge: str = ""
+    """The configured model that judges; empty for none."""
+    user: str = ""
+    """The configured model that plays users; empty for none."""
+
+    def import_set(self, source: JsonObject, config: JsonObject | None, *, name: str) -> EvalSet:
+        """Return the set of an eval set file; `config` is a configuration file, None if there is none."""
+        metrics = self._read_criteria(config)
+        max_turns = self._read_max_turns(config)
+        cases = [self._read_case(case, metrics, max_turns) for case in source.children("evalCases")]
+        name = source.text("evalSetId") or source.text("name") or name
+        return self._assemble(cases, name, source.document.path, source.text("description"))
+
+    def import_tests(
+        self, sources: Sequence[JsonObject], config: JsonObject | None, *, name: str, path: str
+    ) -> EvalSet:
+        """Return the set of a test file in its older form: a list of turns, one case, or of cases with `data`."""
+        metrics = self._read_criteria(config)
+        if not any(source.has("data") for source in sources):
+            return self._assemble([self._read_older_case(name, sources, metrics)], name, path)
+        cases: list[ImportedCase] = []
+        for source in sources:
+            case = self._read_older_case(source.text("name"), source.children("data"), metrics)
+            cases.append(replace(case, state_json=session_state(source.child("initialSession"))))
+        return self._assemble(cases, name, path)
+
+    def _assemble(self, cases: Sequence[ImportedCase], name: str, path: str, description: str = "") -> EvalSet:
+        imported = ImportedSet(
+            tool=TOOL,
+            path=path,
+            name=name,
+            description=description,
+            cases=cases,
+            default_tools=_compares_tools(TRAJECTORY_MODE_EXACT, ignores_arguments=False),
+        )
+        return assemble(imported, self.notes)
+
+    def _read_criteria(self, config: JsonObject | None) -> list[ImportedMetric]:
+        if config is None:
+            config = object_at(Document(path="", value=None, lines={}), DEFAULT_CRITERIA)
+            self.notes.add("There is no configuration: the criteria are those that ADK takes then.")
+        criteria = config.child("criteria") or empty_object()
+        custom = config.child("customMetrics") or empty_object()
+        return [self._read_metric(name, criteria, custom.take(name)) for name in criteria.list_keys()]
+
+    def _read_metric(self, name: str, criteria: JsonObject, custom: JsonValue) -> ImportedMetric:
+        """Return a criterion, which is a threshold or an object that has one."""
+        value = criteria.peek(name)
+        criterion = criteria.child(name) if isinstance(value, dict) else None
+        if criterion is None:
+            threshold = criteria.require_number(name)
+            criterion = empty_object()
+        else:
+            threshold = criterion.require_number("threshold")
+        config: dict[str, JsonValue] = {"criterion": value}
+        if custom is not None:
+            config["custom_metric"] = custom
+        try:
+            if custom is not None:
+                raise NoCounterpart("a function of the agent's project judges it")
+            compares: Comparison | str = self._read_comparison(name, criterion)
+        except NoCounterpart as error:
+            criterion.take_all()
+            compares = str(error)
+        return ImportedMetric(name=name, threshold=threshold, compares=compares, config=config)
+
+    def _read_comparison(self, name: str, criterion: JsonObject) -> Comparison:
+        if name == _TOOL_TRAJECTORY:
+            return _compares_tools(_mode(criterion), ignores_arguments=criterion.flag("ignoreArgs"))
+        if name == _WORDS:
+            self.notes.add(f"The metric {name!r} compares whole words, ADK their stems: scores may be lower here.")
+            return ComparesWords()
+        if name not in _JUDGES:
+            raise NoCounterpart(_REASONS.get(name, "no metric here judges the same"))
+        if not self.judge:
+            raise NoCounterpart(NO_MODEL)
+        options = criterion.child("judgeModelOptions") or empty_object()
+        replaced = f" instead of {options.text('judgeModel')!r}" if options.has("judgeModel") else ""
+        self.notes.add(f"The metric {name!r} asks the configured model {self.judge!r}{replaced}.")
+        rubrics = [MATCHES_REFERENCE]
+        if name != _MATCHES_REFERENCE:
+            rubrics = read_rubrics(
+                criterion.children("rubrics"), id="rubricId", content="rubricContent", text="textProperty"
+            )
+        return AsksJudge(
+            model=self.judge,
+            template=_JUDGES[name],
+            rubrics=rubrics,
+            samples=read_samples(options, _SAMPLES),
+            settings=read_settings(options.child("judgeModelConfig"), max_tokens="maxOutputTokens"),
+        )
+
+    def _read_max_turns(self, config: JsonObject | None) -> int:
+        """Return how many turns a conversation has in which a model plays the user."""
+        simulator = config.child("userSimulatorConfig") if config is not None and self.user else None
+        if simulator is None:
+            return _MAX_TURNS
+        if simulator.has("model"):
+            self.notes.add(f"The configured model {self.user!r} plays the user instead of {simulator.text('model')!r}.")
+        return round(simulator.number("maxAllowedInvocations", _MAX_TURNS))
+
+    def _read_case(self, source: JsonObject, metrics: Sequence[ImportedMetric], max_turns: int) -> ImportedCase:
+        # ADK does not compare results, so they stay unread.
+        turns = [read_exchange(turn, with_results=False) for turn in source.children("conversation")]
+        scenario = source.child("conversationScenario") if self.user and not turns else None
+        user = None
+        if scenario is not None:
+            turns, user = read_scenario(scenario, model=self.user, max_turns=max_turns)
+        return ImportedCase(
+            id=source.text("evalId"),
+            turns=turns,
+            metrics=metrics,
+            state_json=session_state(source.child("sessionInput")),
+            final_state=_read_final_state(source.child("finalSessionState")),
+            user=user,
+        )
+
+    def _read_older_case(
+        self, case_id: str, sources: Sequence[JsonObject], metrics: Sequence[ImportedMetric]
+    ) -> ImportedCase:
+        # Calls of other tools run them.
+        mocks = eval_set_pb2.ToolMocks(strict=False)
+        turns: list[Exchange] = []
+        for source in sources:
+            calls = [_read_older_call(use, mocks) for use in source.children("expectedToolUse")]
+            query = source.text("query")
+            user = Message(role=ROLE_USER, parts=[Part(text=query)] if query else [])
+            answer = source.text("reference") if source.has("reference") else None
+            turns.append(Exchange(user=user, answer=answer, calls=calls))
+        if mocks.tools:
+            self.notes.add("mock_tool_output answers the calls in place of the tools.", case_id)
+        return ImportedCase(id=case_id, turns=turns, metrics=metrics, mocks=mocks if mocks.tools else None)
 
 
-def read_criteria(config: JsonObject, notes: Notes) -> list[ImportedMetric]:
-    """Return the criteria of a configuration as metrics. Raises ConfigurationError."""
-    if unread := config.unknown("criteria", "customMetrics"):
-        notes.add(f"{', '.join(sorted(unread))} of the configuration has no place.")
-    criteria = config.child("criteria") or JsonObject(members={})
-    custom = config.child("customMetrics") or JsonObject(members={})
+def _read_final_state(source: JsonObject | None) -> list[ExpectedStateValue]:
+    """Return what is expected of a session's values; what cannot be a key of one stays unread."""
+    if source is None:
+        return []
     return [
-        _metric(name, value, custom.members.get(name), notes)
-        for name, value in criteria.members.items()
-        if value is not None
+        ExpectedStateValue(path=key, value_match=ValueMatcher(equals_json=as_json(source.take(key))))
+        for key in source
+        if is_key(key) and is_path(key)
     ]
-
-
-def _set(source: JsonObject, cases: Sequence[ImportedCase], name: str) -> ImportedSet:
-    return ImportedSet(
-        tool=TOOL,
-        name=source.text("evalSetId") or source.text("name") or name,
-        description=source.text("description"),
-        cases=cases,
-        default_tools=_compares_tools(TRAJECTORY_MODE_EXACT, ignores_arguments=False),
-    )
-
-
-def _metric(name: str, value: JsonValue, custom: JsonValue, notes: Notes) -> ImportedMetric:
-    """Return a criterion, which is a threshold or an object that has one."""
-    criterion = JsonObject(members=value if isinstance(value, dict) else {"threshold": value}, place=f"criteria.{name}")
-    threshold = number_of(criterion.raw("threshold"), criterion.at("threshold"))
-    if name == _TOOL_TRAJECTORY and custom is None:
-        if unread := criterion.unknown("threshold", "matchType", "ignoreArgs", "includeIntermediateResponsesInFinal"):
-            notes.add(f"The metric {name!r} has {', '.join(map(repr, sorted(unread)))}, which has no place.")
-        compares = _compares_tools(_mode(criterion), ignores_arguments=criterion.flag("ignoreArgs"))
-        return ImportedMetric(name=name, threshold=threshold, compares=compares)
-    config: dict[str, JsonValue] = {"criterion": value}
-    if custom is not None:
-        config["custom_metric"] = custom
-        why = "a function of the agent's project judges it"
-    else:
-        why = _REASONS.get(name, "no metric here judges the same")
-    return ImportedMetric(name=name, threshold=threshold, compares=why, config=config)
 
 
 def _mode(criterion: JsonObject) -> TrajectoryMode.ValueType:
@@ -136,52 +250,7 @@ def _compares_tools(mode: TrajectoryMode.ValueType, *, ignores_arguments: bool) 
     return ComparesTools(mode=mode, expected=expect_call)
 
 
-def _case(source: JsonObject, metrics: Sequence[ImportedMetric], notes: Notes) -> ImportedCase:
-    case_id = source.text("evalId")
-    if source.has("conversationScenario"):
-        notes.add("conversation_scenario has no place: no model plays the user.", case_id)
-    if source.has("rubrics"):
-        notes.add("Rubrics of cases have no place: no metric asks them.", case_id)
-    if source.raw("finalSessionState"):
-        notes.add("final_session_state has no place: no metric compares the state of sessions.", case_id)
-    turns = [read_exchange(turn, case_id, notes) for turn in source.children("conversation")]
-    if any(call.result is not None for turn in turns for call in turn.calls):
-        notes.add("Results of expected tool calls were left out: ADK does not compare them.", case_id)
-    state = session_state(source.child("sessionInput"), case_id, notes)
-    return ImportedCase(id=case_id, turns=turns, metrics=metrics, state_json=state)
-
-
-def _older_cases(value: JsonValue, metrics: Sequence[ImportedMetric], name: str, notes: Notes) -> list[ImportedCase]:
-    """Return the cases of the older form: a list of turns, which is one case, or of cases with turns as `data`."""
-    sources = objects_of(value, "")
-    if not any(source.has("data") for source in sources):
-        return [_older_case(name, sources, metrics, notes)]
-    cases: list[ImportedCase] = []
-    for source in sources:
-        case = _older_case(source.text("name"), source.children("data"), metrics, notes)
-        cases.append(replace(case, state_json=session_state(source.child("initialSession"), case.id, notes)))
-    return cases
-
-
-def _older_case(
-    case_id: str, sources: Sequence[JsonObject], metrics: Sequence[ImportedMetric], notes: Notes
-) -> ImportedCase:
-    mocks = eval_set_pb2.ToolMocks()
-    turns: list[Exchange] = []
-    for source in sources:
-        if source.children("expectedIntermediateAgentResponses"):
-            notes.add("Intermediate responses that are expected have no place: no metric compares them.", case_id)
-        calls = [_older_call(use, mocks) for use in source.children("expectedToolUse")]
-        query = source.text("query")
-        user = Message(role=ROLE_USER, parts=[Part(text=query)] if query else [])
-        answer = source.text("reference") if source.has("reference") else None
-        turns.append(Exchange(user=user, answer=answer, calls=calls))
-    if mocks.tools:
-        notes.add("mock_tool_output answers the calls in place of the tools.", case_id)
-    return ImportedCase(id=case_id, turns=turns, metrics=metrics, mocks=mocks if mocks.tools else None)
-
-
-def _older_call(use: JsonObject, mocks: eval_set_pb2.ToolMocks) -> ImportedCall:
+def _read_older_call(use: JsonObject, mocks: eval_set_pb2.ToolMocks) -> ImportedCall:
     call = ImportedCall(name=use.require_text("toolName"), arguments=use.raw("toolInput"))
     if use.has("mockToolOutput"):
         mock = mocks.tools.add(name=call.name, result_json=as_json(use.raw("mockToolOutput")))

@@ -6,7 +6,8 @@ them in different ways. What no metric compares is kept too, judged with the thr
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -17,17 +18,29 @@ from bough.v1.eval_set_pb2 import (
     EvalSet,
     EvalTurn,
     ExpectedAnswer,
+    ExpectedStateValue,
     ExpectedTool,
     FinalResponseMetric,
+    RougeMetric,
+    RunOutcomeMetric,
+    SimulatedUser,
     ToolMocks,
     ToolTrajectoryMetric,
-    TrajectoryMode,
 )
 from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.errors import ConfigurationError
-from bough_server.evals.importers.conversations import Exchange, ImportedCall
+from bough_server.evals.importers.conversations import Exchange
+from bough_server.evals.importers.metrics import (
+    AsksJudge,
+    ComparesAnswers,
+    ComparesTools,
+    ComparesWords,
+    ImportedMetric,
+    NoCounterpart,
+)
 from bough_server.evals.importers.unplaced import build_unplaced_metric
-from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json
+from bough_server.evals.importers.values import JsonObject, Notes, as_json
+from bough_server.evals.metrics.text_metrics import reference_mistake
 from bough_server.log.session_state import is_key
 
 _Expected = TypeVar("_Expected")
@@ -35,38 +48,6 @@ _Expected = TypeVar("_Expected")
 MAX_ID: Final = 256
 _MAX_NAME: Final = 128
 _MAX_DESCRIPTION: Final = 4096
-
-
-class NoCounterpart(Exception):
-    """A metric, or how it compares something, that has no counterpart; the message says what it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparesTools:
-    """A metric that compares tool calls."""
-
-    mode: TrajectoryMode.ValueType
-    expected: Callable[[ImportedCall], ExpectedTool]
-    """The expected call of an imported one. Raises NoCounterpart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparesAnswers:
-    """A metric that compares answers."""
-
-    expected: Callable[[str | None], ExpectedAnswer]
-    """The expected answer of an imported one. Raises NoCounterpart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedMetric:
-    """A metric of another tool, and what it compares; a text says why it has no counterpart."""
-
-    name: str
-    threshold: float | None
-    compares: ComparesTools | ComparesAnswers | str
-    config: JsonValue = None
-    """The metric as the file has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +59,10 @@ class ImportedCase:
     metrics: Sequence[ImportedMetric]
     state_json: str = ""
     mocks: ToolMocks | None = None
+    final_state: Sequence[ExpectedStateValue] = ()
+    """What the conversation leaves in the session."""
+    user: SimulatedUser | None = None
+    """Who plays the user after the turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +70,8 @@ class ImportedSet:
     """A set of another tool, named as the prefix of its metrics: "trpc" or "adk"."""
 
     tool: str
+    path: str
+    """The file."""
     name: str
     cases: Sequence[ImportedCase]
     description: str = ""
@@ -102,7 +89,7 @@ def assemble(source: ImportedSet, notes: Notes) -> EvalSet:
     kept = [case for case in named if _has_turns(case, notes)]
     if not kept:
         why = " ".join(notes.about_cases)
-        raise ConfigurationError(f"The set has no case that can be imported. {why}".strip())
+        raise ConfigurationError(f"{source.path}: The set has no case that can be imported. {why}".strip())
     eval_set = EvalSet(name=eval_set_name(source.name), description=source.description[:_MAX_DESCRIPTION])
     eval_set.cases.extend(_Placement(source=source, case=case, notes=notes).build_case() for case in kept)
     _share_metrics(eval_set)
@@ -115,17 +102,15 @@ def eval_set_name(text: str) -> str:
     return name if re.match(r"[A-Za-z]", name) else f"set-{name}"[:_MAX_NAME].rstrip("-")
 
 
-def session_state(source: JsonObject | None, case_id: str, notes: Notes) -> str:
-    """Return the state that a session begins with as JSON; empty for none. Raises ConfigurationError."""
+def session_state(source: JsonObject | None) -> str:
+    """Return the state that a session begins with as JSON; empty for none. Raises ConfigurationError.
+
+    What is not a key of a session's state stays unread.
+    """
     if source is None:
         return ""
-    if unread := source.unknown("state"):
-        notes.add(f"{', '.join(sorted(unread))} of the session have no place: each trial has its session.")
     state = source.child("state")
-    members = dict(state.members) if state is not None else {}
-    for name in [name for name in members if not is_key(name)]:
-        notes.add(f"The key {name[:40]!r} of the session's state was left out: it is not a key here.", case_id)
-        del members[name]
+    members = {} if state is None else {key: state.take(key) for key in state if is_key(key)}
     return as_json(members) if members else ""
 
 
@@ -138,9 +123,12 @@ class _Placement:
     notes: Notes
     _tools: Sequence[Sequence[ExpectedTool]] | None = None
     _answers: Sequence[ExpectedAnswer | None] | None = None
+    _scores_answers: bool = False
+    """Whether a metric scores the answers that the turns expect."""
     _metrics: list[EvalMetric] = field(default_factory=list)
 
     def build_case(self) -> EvalCase:
+        self._choose_answers()
         names = _unique([_metric_name(metric.name) for metric in self.case.metrics], _MAX_NAME)
         for name, metric in zip(names, self.case.metrics, strict=True):
             try:
@@ -152,10 +140,17 @@ class _Placement:
         if self.case.mocks is not None:
             case.mocks.CopyFrom(self.case.mocks)
         case.turns.extend(self._build_turn(index, turn) for index, turn in enumerate(self.case.turns))
+        if self.case.user is not None:
+            case.user.CopyFrom(self.case.user)
+        if self.case.final_state:
+            last = case.turns[-1].expect if self.case.user is None else case.user.expect
+            last.run.session_state.extend(self.case.final_state)
         return case
 
     def _build_metric(self, name: str, metric: ImportedMetric) -> EvalMetric:
         turns = self.case.turns
+        if self.case.user is not None and isinstance(metric.compares, ComparesTools | ComparesAnswers | ComparesWords):
+            raise NoCounterpart("a model plays the user, so that nothing is expected of the turns")
         match metric.compares:
             case ComparesTools(mode=mode, expected=expected):
                 calls = [[expected(call) for call in turn.calls] for turn in turns]
@@ -165,16 +160,83 @@ class _Placement:
                 elif calls != self._tools:
                     wanted.tools.extend(_require_one_turn(calls))
                 return EvalMetric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
-            case ComparesAnswers(expected=expected_answer):
-                answers = [expected_answer(turn.answer) for turn in turns]
-                judged = FinalResponseMetric()
-                if self._answers is None:
-                    self._answers = answers
-                elif answers != self._answers:
-                    judged.answer.CopyFrom(_require_one_turn(answers))
-                return EvalMetric(name=name, threshold=metric.threshold, final_response=judged)
+            case ComparesAnswers() as compares:
+                return self._build_answer_metric(name, metric, compares)
+            case ComparesWords(bound=bound):
+                return self._build_word_metric(name, metric, bound)
+            case AsksJudge() as judge:
+                return EvalMetric(name=name, threshold=metric.threshold, llm_judge=judge.build())
             case str(reason):
                 raise NoCounterpart(reason)
+
+    def _choose_answers(self) -> None:
+        """Choose the answers that the turns expect: those that a metric compares with the file's, else the file's.
+
+        A metric that only bounds the answers of several turns has no other place for that.
+        """
+        compared = [metric.compares for metric in self.case.metrics if isinstance(metric.compares, ComparesAnswers)]
+        others = [metric.compares for metric in self.case.metrics]
+        needs_answers = any(
+            isinstance(other, ComparesWords) or (isinstance(other, AsksJudge) and other.reads_answer)
+            for other in others
+        )
+        read = self._expect_answers(compares for compares in compared if compares.reads_answer)
+        bounds = self._expect_answers(compares for compares in compared if not compares.reads_answer)
+        if read is not None:
+            self._answers = read
+        elif not any(turn.answer for turn in self.case.turns):
+            self._answers = bounds
+        elif len(self.case.turns) == 1 or not any(answer.ListFields() for answer in bounds or ()) or needs_answers:
+            self._answers = self._reference_answers()
+        else:
+            self._answers = bounds
+            self.notes.add(
+                "The expected answers were left out: a metric bounds the answers of several turns instead.",
+                self.case.id,
+            )
+
+    def _reference_answers(self) -> Sequence[ExpectedAnswer | None]:
+        return [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in self.case.turns]
+
+    def _expect_answers(self, metrics: Iterable[ComparesAnswers]) -> Sequence[ExpectedAnswer] | None:
+        """Return what the first of the metrics that has a counterpart expects; None if there is none."""
+        for compares in metrics:
+            with suppress(NoCounterpart):
+                return [compares.expected(turn.answer) for turn in self.case.turns]
+        return None
+
+    def _build_answer_metric(self, name: str, metric: ImportedMetric, compares: ComparesAnswers) -> EvalMetric:
+        answers = [compares.expected(turn.answer) for turn in self.case.turns]
+        built = EvalMetric(name=name, threshold=metric.threshold, final_response=FinalResponseMetric())
+        if answers == self._answers:
+            self._scores_answers = True
+        elif not any(answer.ListFields() for answer in answers):
+            self._scores_answers = True
+            built.threshold = 0
+            self.notes.add(f"The metric {metric.name!r} compares nothing: it is kept with the threshold 0.")
+        else:
+            built.final_response.answer.CopyFrom(_require_one_turn(answers))
+        return built
+
+    def _build_word_metric(self, name: str, metric: ImportedMetric, bound: float | None) -> EvalMetric:
+        references = [turn.answer for turn in self.case.turns if turn.answer]
+        if not references:
+            raise NoCounterpart("no answer is expected whose words it could compare")
+        for reference in references:
+            if problem := reference_mistake("rouge_1", reference):
+                raise NoCounterpart(f"an expected answer {problem.rstrip('.')}")
+        built = EvalMetric(name=name, threshold=metric.threshold, rouge_1=RougeMetric())
+        if bound is not None:
+            built.threshold = bound if metric.threshold else 0
+            if len(self.case.turns) > 1:
+                self.notes.add(
+                    f"The metric {metric.name!r} bounds the mean of the turns instead of each.", self.case.id
+                )
+        if self._answers == self._reference_answers():
+            self._scores_answers = True
+        else:
+            built.rouge_1.reference = _require_one_turn([turn.answer or "" for turn in self.case.turns])
+        return built
 
     def _build_unplaced_metric(self, name: str, metric: ImportedMetric, why: str) -> EvalMetric:
         self.notes.add(
@@ -201,11 +263,14 @@ class _Placement:
                 EvalMetric(name=_free_name("expected_tools", taken), threshold=0, tool_trajectory=trajectory)
             )
             self.notes.add("No metric compares the expected tool calls: they are kept with the threshold 0.")
-        if self._answers is None and any(turn.answer for turn in turns):
-            self._answers = [ExpectedAnswer(exact=turn.answer) if turn.answer else None for turn in turns]
+        if not self._scores_answers and any(answer is not None for answer in self._answers or ()):
             name = _free_name("expected_answer", taken)
             self._metrics.append(EvalMetric(name=name, threshold=0, final_response=FinalResponseMetric()))
             self.notes.add("No metric compares the expected answers: they are kept with the threshold 0.")
+        if self.case.final_state:
+            name = _free_name("final_session_state", taken)
+            self._metrics.append(EvalMetric(name=name, threshold=0, run_outcome=RunOutcomeMetric()))
+            self.notes.add("No metric compares the final state of sessions: it is kept with the threshold 0.")
 
     def _build_turn(self, index: int, turn: Exchange) -> EvalTurn:
         made = _build_user_turn(turn)
@@ -227,14 +292,14 @@ def _build_user_turn(turn: Exchange) -> EvalTurn:
 
 def _require_one_turn(expected: Sequence[_Expected]) -> _Expected:
     """Return what a metric expects that cannot be kept with the turns. Raises NoCounterpart."""
-    if len(expected) != 1 or expected[0] == []:
+    if len(expected) != 1 or not expected[0]:
         raise NoCounterpart("another metric of the set compares the same turns in another way")
     return expected[0]
 
 
 def _has_turns(case: ImportedCase, notes: Notes) -> bool:
     """Return whether a case can be run or judged, and note why it cannot."""
-    if not case.turns:
+    if not case.turns and case.user is None:
         notes.add("A case without a conversation was left out.", case.id)
         return False
     if any(turn.recorded is None and not _has_content(turn.user) for turn in case.turns):

@@ -12,7 +12,7 @@ from typing import Final
 
 from bough.v1 import execution_pb2, invocation_pb2, message_pb2
 from bough.v1.message_pb2 import ROLE_ASSISTANT, ROLE_USER, Blob, Message, Part
-from bough_server.evals.importers.values import JsonObject, JsonValue, Notes, as_json, object_of
+from bough_server.evals.importers.values import JsonObject, JsonValue, as_json, object_at
 
 _SUCCEEDED: Final = execution_pb2.EXECUTION_STATE_SUCCEEDED
 
@@ -39,33 +39,29 @@ class Exchange:
     """What is judged instead of a run."""
 
 
-def read_exchange(source: JsonObject, case_id: str, notes: Notes) -> Exchange:
+def read_exchange(source: JsonObject, *, with_results: bool = True) -> Exchange:
     """Return what an invocation of a conversation expects. Raises ConfigurationError."""
-    if source.has("contextMessages"):
-        notes.add("contextMessages have no place: the agent does not see them.", case_id)
-    if source.has("rubrics"):
-        notes.add("Rubrics of turns have no place: no metric asks them.", case_id)
-    if _intermediate_messages(source):
-        notes.add("Intermediate responses that are expected have no place: no metric compares them.", case_id)
     final = source.child("finalResponse")
     return Exchange(
-        user=_message(source.child("userContent"), ROLE_USER, case_id, notes),
+        user=_message(source.child("userContent"), ROLE_USER),
         answer=None if final is None else text_of_content(final),
-        calls=list(_calls(source)),
+        calls=list(_calls(source, with_results=with_results)),
     )
 
 
-def read_invocation(source: JsonObject, case_id: str, notes: Notes) -> invocation_pb2.Invocation:
+def read_invocation(source: JsonObject) -> invocation_pb2.Invocation:
     """Return an invocation of a conversation as the record of a run that succeeded. Raises ConfigurationError."""
     record = invocation_pb2.Invocation(
         invocation_id=source.text("invocationId"), state=_SUCCEEDED, complete=True, agents=_agents(source)
     )
-    record.user_content.CopyFrom(_message(source.child("userContent"), ROLE_USER, case_id, notes))
+    record.user_content.CopyFrom(_message(source.child("userContent"), ROLE_USER))
     if (final := source.child("finalResponse")) is not None:
-        record.final_response.CopyFrom(_message(final, ROLE_ASSISTANT, case_id, notes))
+        record.final_response.CopyFrom(_message(final, ROLE_ASSISTANT))
     for said in _intermediate_messages(source):
-        record.intermediate_responses.append(_message(said, ROLE_ASSISTANT, case_id, notes))
-    record.tools.extend(_tool_invocation(call, number) for number, call in enumerate(_calls(source), start=1))
+        record.intermediate_responses.append(_message(said, ROLE_ASSISTANT))
+    record.tools.extend(
+        _tool_invocation(call, number) for number, call in enumerate(_calls(source, with_results=True), start=1)
+    )
     record.agent = record.agents[0].name if record.agents else ""
     record.agents_total, record.tools_total = len(record.agents), len(record.tools)
     record.as_of_sequence = record.tools_total
@@ -79,18 +75,13 @@ def text_of_content(content: JsonObject) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def _message(content: JsonObject | None, role: message_pb2.Role.ValueType, case_id: str, notes: Notes) -> Message:
+def _message(content: JsonObject | None, role: message_pb2.Role.ValueType) -> Message:
     message = Message(role=role)
     if content is None:
         return message
     if text := content.text("content"):
         message.parts.append(Part(text=text))
-    for source in _parts(content):
-        part = _part(source)
-        if part is None and (unread := source.unknown("type", "text", "thought")):
-            notes.add(f"Parts of messages with {', '.join(sorted(unread))} have no place.", case_id)
-        if part is not None:
-            message.parts.append(part)
+    message.parts.extend(filter(None, map(_part, _parts(content))))
     return message
 
 
@@ -106,27 +97,29 @@ def _part(source: JsonObject) -> Part | None:
         return Part(text=text)
     inline, linked, image = source.child("inlineData"), source.child("fileData"), source.child("image")
     if inline is not None:
-        return _file(inline.text("data"), "", inline.text("mimeType"))
+        return _file(inline, inline.text("mimeType"))
     if linked is not None:
-        return _file("", linked.text("fileUri"), linked.text("mimeType"))
+        return _file(linked, linked.text("mimeType"))
     if image is not None:
         kind = image.text("format")
-        return _file(image.text("data"), image.text("url"), f"image/{kind}" if kind else "")
+        return _file(image, f"image/{kind}" if kind else "")
     return None
 
 
-def _file(data: str, uri: str, media_type: str) -> Part | None:
-    if uri:
+def _file(source: JsonObject, media_type: str) -> Part | None:
+    """Return a file by its address or its bytes; None if it has neither. Raises ConfigurationError."""
+    if uri := source.text("fileUri") or source.text("url"):
         return Part(blob=Blob(uri=uri, media_type=media_type))
+    data = source.text("data")
     try:
         # genai writes URL-safe base64, Go the standard one.
         decoded = base64.b64decode(data.translate(str.maketrans("-_", "+/")) + "=" * (-len(data) % 4), validate=True)
     except (binascii.Error, ValueError):
-        return None
+        raise source.wrong("data", "must be base64") from None
     return Part(blob=Blob(data=decoded, media_type=media_type)) if decoded else None
 
 
-def _calls(source: JsonObject) -> Iterator[ImportedCall]:
+def _calls(source: JsonObject, *, with_results: bool) -> Iterator[ImportedCall]:
     for tool in source.children("tools"):
         yield ImportedCall(
             name=tool.require_text("name"),
@@ -134,20 +127,22 @@ def _calls(source: JsonObject) -> Iterator[ImportedCall]:
             arguments=tool.raw("arguments"),
             result=tool.raw("result"),
         )
-    yield from _intermediate_calls(source)
+    yield from _intermediate_calls(source, with_results=with_results)
 
 
-def _intermediate_calls(source: JsonObject) -> Iterator[ImportedCall]:
+def _intermediate_calls(source: JsonObject, *, with_results: bool) -> Iterator[ImportedCall]:
     """Yield the calls of `intermediate_data`, which is lists of calls and responses, or a list of events."""
     data = source.child("intermediateData")
     if data is None:
         return
-    uses, responses = data.children("toolUses"), data.children("toolResponses")
+    uses = list(data.children("toolUses"))
+    responses = list(data.children("toolResponses")) if with_results else []
     for event in data.children("invocationEvents"):
         content = event.child("content")
         for part in _parts(content) if content is not None else ():
             uses.extend(filter(None, [part.child("functionCall")]))
-            responses.extend(filter(None, [part.child("functionResponse")]))
+            if with_results:
+                responses.extend(filter(None, [part.child("functionResponse")]))
     for use in uses:
         response = _response_of(use, responses)
         yield ImportedCall(
@@ -168,19 +163,18 @@ def _response_of(use: JsonObject, responses: list[JsonObject]) -> JsonObject | N
 
 def _intermediate_messages(source: JsonObject) -> list[JsonObject]:
     """Return what was said before the answer."""
-    messages = source.children("intermediateResponses")
+    messages = list(source.children("intermediateResponses"))
     data = source.child("intermediateData")
     if data is None:
         return messages
     said = data.raw("intermediateResponses")
-    place = data.at("intermediateResponses")
-    if said is not None and not isinstance(said, list):
-        raise data.wrong("intermediateResponses", "must be a list")
-    for index, pair in enumerate(said or []):
-        # An author and a list of parts.
+    # Pairs of an author and a list of parts.
+    if said is not None and not (isinstance(said, list) and all(isinstance(each, list) for each in said)):
+        raise data.wrong("intermediateResponses", "must be a list of authors with lists of parts")
+    for pair in said or []:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise data.wrong(f"intermediateResponses[{index}]", "must be an author and a list of parts")
-        messages.append(object_of({"parts": pair[1]}, f"{place}[{index}]"))
+            raise data.wrong("intermediateResponses", "must be a list of authors with lists of parts")
+        messages.append(object_at(data.document, {"parts": pair[1]}, data.path))
     return messages
 
 

@@ -1,25 +1,30 @@
-"""JSON of other tools, read with its place in the file, so that an error can name what is wrong where."""
+"""JSON of other tools, read with its place in the file, so that an error can name what is wrong where.
+
+An importer consumes a document: each object remembers which of its members were read, and the rest can be listed.
+"""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from bough_server.documents.yaml import Document, DocumentBounds, FieldPath, Value, parse_json
 from bough_server.errors import ConfigurationError
+from bough_server.plain_text import escape_controls
 
-JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+JsonValue: TypeAlias = Value
 
-MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-"""The most bytes of a file: a set with its indentation, or a result with its conversations."""
+BOUNDS: Final = DocumentBounds(file_bytes=64 * 1024 * 1024, values=2_000_000)
+"""The bounds of a file: a set with its indentation, or a result with its conversations."""
 
-_MAX_DEPTH: Final = 100
 _FEW: Final = 3
+_MIB: Final = 1024 * 1024
 
 
 class Notes:
-    """Sentences about what has no place in a set, each once, with the cases that it is about."""
+    """Sentences about the decisions of an import, each once, with the cases that it is about."""
 
     def __init__(self) -> None:
         self._cases: dict[str, dict[str, None]] = {}
@@ -49,21 +54,58 @@ def _of_cases(cases: list[str]) -> str:
     return f" ({'Case' if len(cases) == 1 else 'Cases'} {named}{more}.)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JsonObject:
-    """An object of a file. Members are named in camelCase and found in snake_case too; null is as good as missing."""
+    """An object of a file, which remembers which of its members were read.
 
-    members: Mapping[str, JsonValue]
-    place: str = ""
+    Members are named in camelCase and found in snake_case too; null is as good as missing. A member that is read as an
+    object has its own members read one by one; one that is read as a value is read whole.
+    """
+
+    __slots__ = ("_inner", "_members", "_read", "document", "path")
+
+    def __init__(self, members: Mapping[str, JsonValue], *, document: Document, path: FieldPath = ()) -> None:
+        self.document = document
+        self.path = path
+        self._members = members
+        self._read: set[str] = set()
+        self._inner: dict[str, list[JsonObject]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of all members, without reading them."""
+        return iter(self._members)
+
+    @property
+    def members(self) -> Mapping[str, JsonValue]:
+        """All members, without reading them."""
+        return self._members
+
+    def peek(self, name: str) -> JsonValue:
+        """Return a member as it is, without reading it; None if it is missing."""
+        return self._members.get(self._key(name))
+
+    def has(self, name: str) -> bool:
+        """Return whether a member is there and not null, without reading it."""
+        return self.peek(name) is not None
 
     def raw(self, name: str) -> JsonValue:
         """Return a member as it is; None if it is missing."""
-        value = self.members.get(name)
-        return self.members.get(snake_case(name)) if value is None else value
+        return self.take(self._key(name))
 
-    def has(self, name: str) -> bool:
-        """Return whether a member is there and not null."""
-        return self.raw(name) is not None
+    def take(self, key: str) -> JsonValue:
+        """Return the member of exactly this name as it is; None if it is missing."""
+        self._read.add(key)
+        self._inner.pop(key, None)
+        return self._members.get(key)
+
+    def take_all(self) -> Mapping[str, JsonValue]:
+        """Return all members as they are, those that were read before too."""
+        for key in self._members:
+            self.take(key)
+        return self._members
+
+    def list_keys(self) -> list[str]:
+        """Return the names of the members that are not null, without reading them."""
+        return [key for key, value in self._members.items() if value is not None]
 
     def text(self, name: str) -> str:
         """Return a text; empty if it is missing. Raises ConfigurationError."""
@@ -80,6 +122,16 @@ class JsonObject:
             raise self.wrong(name, "is required")
         return text
 
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of a list; empty if it is missing. Raises ConfigurationError."""
+        value = self.raw(name)
+        if value is None:
+            return []
+        texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else None
+        if texts != value:
+            raise self.wrong(name, "must be a list of texts")
+        return texts
+
     def flag(self, name: str) -> bool:
         """Return a boolean; False if it is missing. Raises ConfigurationError."""
         value = self.raw(name)
@@ -92,106 +144,143 @@ class JsonObject:
     def number(self, name: str, default: float = 0.0) -> float:
         """Return a number. Raises ConfigurationError."""
         value = self.raw(name)
-        return default if value is None else number_of(value, self.at(name))
+        return default if value is None else self._number(name, value)
+
+    def require_number(self, name: str) -> float:
+        """Return a number. Raises ConfigurationError if there is none, or if it is too large."""
+        return self._number(name, self.raw(name))
+
+    def _number(self, name: str, value: JsonValue) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(name, "must be a number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.wrong(name, "is too large") from None
+
+    def peek_number(self, name: str) -> float:
+        """Return a number without reading it; 0 if it is missing. Raises ConfigurationError."""
+        value = self.peek(name)
+        return 0.0 if value is None else self._number(name, value)
 
     def child(self, name: str) -> "JsonObject | None":
         """Return an object; None if it is missing. Raises ConfigurationError."""
-        value = self.raw(name)
-        return None if value is None else object_of(value, self.at(name))
+        key = self._key(name)
+        if self._members.get(key) is None:
+            self._read.add(key)
+            return None
+        if key not in self._inner:
+            self._inner[key] = [object_at(self.document, self._members[key], (*self.path, key))]
+        return self._inner[key][0]
 
     def children(self, name: str) -> "list[JsonObject]":
         """Return the objects of a list, nulls left out; empty if it is missing. Raises ConfigurationError."""
-        return objects_of(self.raw(name), self.at(name))
+        key = self._key(name)
+        if self._members.get(key) is None:
+            self._read.add(key)
+            return []
+        if key not in self._inner:
+            self._inner[key] = objects_at(self.document, self._members[key], (*self.path, key))
+        return self._inner[key]
 
     def unknown(self, *known: str) -> list[str]:
-        """Return the names of members that are neither null nor known."""
+        """Return the names of members that are neither null nor known, without reading them."""
         names = {*known, *(snake_case(name) for name in known)}
-        return [name for name, value in self.members.items() if value is not None and name not in names]
+        return [key for key in self.list_keys() if key not in names]
 
-    def at(self, name: str) -> str:
-        """Return the place of a member."""
-        return f"{self.place}.{name}" if self.place else name
+    def unread(self) -> Iterator[FieldPath]:
+        """Yield the paths of members that were not read, but for those that are null or empty.
+
+        An object in which nothing was looked for is one path.
+        """
+        for key, value in self._members.items():
+            inner = self._inner.get(key, ())
+            if any(each.was_opened for each in inner):
+                for each in inner:
+                    yield from each.unread() if each.was_opened else [each.path]
+            elif key not in self._read and value not in (None, "", [], {}):
+                yield (*self.path, key)
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether any member was looked for."""
+        return bool(self._read or self._inner)
 
     def wrong(self, name: str, problem: str) -> ConfigurationError:
         """Return the error of a member."""
-        return ConfigurationError(f"{self.at(name)}: {problem}.")
+        return wrong_at(self.document, (*self.path, self._key(name)), problem)
+
+    def _key(self, name: str) -> str:
+        """Return the name that the file has for a member."""
+        if self._members.get(name) is None and self._members.get(snake := snake_case(name)) is not None:
+            return snake
+        return name
 
 
+@lru_cache(maxsize=1024)
 def snake_case(name: str) -> str:
     """Return a camelCase name in snake_case."""
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
-def object_of(value: JsonValue, place: str) -> JsonObject:
-    """Return a value as an object. Raises ConfigurationError if it is none."""
+def wrong_at(document: Document, path: FieldPath, problem: str) -> ConfigurationError:
+    """Return the error of a value of a document."""
+    return ConfigurationError(escape_controls(str(document.problem(path, problem))))
+
+
+def object_at(document: Document, value: JsonValue, path: FieldPath = ()) -> JsonObject:
+    """Return a value of a document as an object. Raises ConfigurationError if it is none."""
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{place or 'The file'}: must be an object.")
-    return JsonObject(members=value, place=place)
+        raise wrong_at(document, path, "must be an object")
+    return JsonObject(value, document=document, path=path)
 
 
-def objects_of(value: JsonValue, place: str) -> list[JsonObject]:
-    """Return the objects of a list, nulls left out; empty for null. Raises ConfigurationError."""
-    if value is None:
-        return []
+def objects_at(document: Document, value: JsonValue, path: FieldPath = ()) -> list[JsonObject]:
+    """Return the objects of a list of a document, nulls left out. Raises ConfigurationError."""
     if not isinstance(value, list):
-        raise ConfigurationError(f"{place or 'The file'}: must be a list.")
-    return [object_of(item, f"{place}[{index}]") for index, item in enumerate(value) if item is not None]
+        raise wrong_at(document, path, "must be a list")
+    return [object_at(document, item, (*path, index)) for index, item in enumerate(value) if item is not None]
 
 
-def number_of(value: JsonValue, place: str) -> float:
-    """Return a value as a number. Raises ConfigurationError if it is none, or too large for one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationError(f"{place}: must be a number.")
+def empty_object() -> JsonObject:
+    """Return an object without members, in place of one that a file does not have."""
+    return JsonObject({}, document=Document(path="", value={}, lines={}))
+
+
+def read_json(path: Path) -> Document:
+    """Return the JSON of a file. Raises ConfigurationError with the line of what is wrong."""
     try:
-        return float(value)
-    except OverflowError:
-        raise ConfigurationError(f"{place}: is too large.") from None
-
-
-def read_json(path: Path) -> JsonValue:
-    """Return the JSON of a file, with text that a message can hold. Raises ConfigurationError."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigurationError(f"{path}: The file is larger than {MAX_FILE_BYTES >> 20} MiB.")
-        value: JsonValue = json.loads(path.read_bytes(), parse_constant=_refuse)
-        return clean(value)
+        if path.stat().st_size > BOUNDS.file_bytes:
+            raise ConfigurationError(f"{path}: The file is larger than {BOUNDS.file_bytes // _MIB} MiB.")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"{path}: The file cannot be read: {error.strerror}.") from error
-    except ConfigurationError as error:
-        raise error if str(path) in error.message else ConfigurationError(f"{path}: {error.message}") from error
-    except RecursionError as error:
-        raise ConfigurationError(f"{path}: The file is nested too deeply.") from error
-    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
-        raise ConfigurationError(f"{path}: The file is not JSON: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: The file is not UTF-8 text.") from error
+    return document_of(text, path)
 
 
-def clean(value: JsonValue, depth: int = 0) -> JsonValue:
-    """Return a value with texts that are valid Unicode. Raises ConfigurationError if it is too deep or not JSON."""
-    if depth > _MAX_DEPTH:
-        raise ConfigurationError(f"The file is nested more than {_MAX_DEPTH} deep.")
-    if isinstance(value, str):
-        return _unicode(value)
+def document_of(text: str, path: Path) -> Document:
+    """Return the document of a JSON text. Raises ConfigurationError."""
+    for document in parse_json(text, path=str(path), bounds=BOUNDS):
+        for place in _find_too_large(document.value, ()):
+            raise wrong_at(document, place, "is too large for a number")
+        return document
+    return Document(path=str(path), value=None, lines={})
+
+
+def _find_too_large(value: JsonValue, path: FieldPath) -> Iterator[FieldPath]:
+    """Yield the paths of numbers that are larger than any float, such as 1e999."""
     if isinstance(value, float) and not isfinite(value):
-        raise ConfigurationError(f"The file has the number {value}, which is too large or not JSON.")
-    if isinstance(value, list):
-        return [clean(item, depth + 1) for item in value]
-    if isinstance(value, dict):
-        return {_unicode(name): clean(item, depth + 1) for name, item in value.items()}
-    return value
+        yield path
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _find_too_large(item, (*path, index))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _find_too_large(item, (*path, name))
 
 
 def as_json(value: JsonValue) -> str:
     """Return a value as JSON text."""
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    except ValueError as error:  # a whole number of thousands of digits
-        raise ConfigurationError(f"The file has a number that cannot be written: {error}.") from error
-
-
-def _unicode(text: str) -> str:
-    """Replace unpaired surrogates, which JSON can escape and messages cannot hold."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from bough.v1 import eval_set_pb2, input_pb2
+from bough_server.matching.placeholders import has_text, match_placeholders
 
 _FITTING: Final[Mapping[str, Collection[input_pb2.InputKind.ValueType]]] = {
     "approval": (input_pb2.INPUT_KIND_APPROVAL, input_pb2.INPUT_KIND_RECOVERY),
@@ -49,6 +50,11 @@ def _is_about(answer: eval_set_pb2.EvalAnswer, request: input_pb2.InputRequest) 
         case "tool":
             return bool(request.call_id) and request.call.name == answer.tool
         case "question":
-            return request.kind == input_pb2.INPUT_KIND_QUESTION and answer.question in request.prompt
+            return request.kind == input_pb2.INPUT_KIND_QUESTION and _asks(request, answer.question)
         case _:
             return True
+
+
+def _asks(request: input_pb2.InputRequest, question: str) -> bool:
+    with match_placeholders(None):
+        return has_text(question, request.prompt)

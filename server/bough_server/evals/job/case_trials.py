@@ -1,9 +1,7 @@
 """Run the turns of a trial: ordinary runs in a separate session, each of which is found again after a restart."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import (
@@ -11,12 +9,10 @@ from bough.v1 import (
     agent_service_pb2,
     eval_set_pb2,
     evaluation_pb2,
-    evaluation_ref_pb2,
     execution_pb2,
     follow_pb2,
     input_pb2,
     invocation_pb2,
-    policy_pb2,
     session_pb2,
 )
 from bough_server import messages
@@ -24,6 +20,10 @@ from bough_server.errors import CallError, NotFound, ServerStopping, SessionExis
 from bough_server.evals.job.answers import answers_to
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.mock_uses import build_remaining_mocks, count_mock_uses
+from bough_server.evals.job.model_runs import ModelRuns, build_policy
+from bough_server.evals.job.simulated_users import speak
+from bough_server.evals.job.trial_runs import CaseTrial, NotScorable, TrialRuns
+from bough_server.evals.metrics.run_outcome import find_expected_state, needs_state
 from bough_server.evals.sets.cases_from_runs import mocks_of
 from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_invocation, read_source
 from bough_server.identity import Principal
@@ -35,9 +35,10 @@ from bough_server.store.ports.log import StoredEvent
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.tree.fold import Tree
 
+_SUCCEEDED: Final = execution_pb2.EXECUTION_STATE_SUCCEEDED
 _ENDED: Final = frozenset(
     {
-        execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        _SUCCEEDED,
         execution_pb2.EXECUTION_STATE_FAILED,
         execution_pb2.EXECUTION_STATE_CANCELLED,
     }
@@ -50,65 +51,12 @@ _OPEN: Final = tuple(
     if state not in _ENDED and state != execution_pb2.EXECUTION_STATE_UNSPECIFIED
 )
 
-OF_SERVER: Final = "bough/"
-"""What the ids of requests and sessions begin with that the server chooses; callers cannot choose such ids."""
-
 _PAGE_RUNS: Final = 500
 
 _UNANSWERED: Final = "The case of an evaluation that this run belongs to does not answer what it asks."
 """The note of a cancellation; it is read again after a restart."""
 
 _NOT_CONTINUED: Final = "The evaluation that this run belongs to could not continue it."
-
-
-class NotScorable(Exception):
-    """A trial that cannot be scored; the message is a sentence that says why.
-
-    `unanswered` is the request that no answer of the case answers, and `invocations` are the turns that were run.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        *,
-        unanswered: input_pb2.InputRequest | None = None,
-        invocations: Sequence[invocation_pb2.Invocation] = (),
-    ) -> None:
-        super().__init__(reason)
-        self.reason, self.unanswered, self.invocations = reason, unanswered, tuple(invocations)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseTrial:
-    """A trial of a case: the names of its session and runs derive from it."""
-
-    evaluation_id: str
-    case_id: str
-    trial: int
-
-    def _digest(self) -> str:
-        # The case's id may be longer than a request id, and have characters that one may not have.
-        return hashlib.sha256(f"{self.case_id}\0{self.trial}".encode()).hexdigest()[:24]
-
-    @property
-    def session_id(self) -> str:
-        """The session of the turns, unless the case begins with a fork."""
-        name = hashlib.sha256(f"{self.evaluation_id}\0{self._digest()}".encode()).hexdigest()[:32]
-        return f"{OF_SERVER}{name}"
-
-    def request_id(self, turn: int) -> str:
-        """Return the request id of a turn's run."""
-        return f"{OF_SERVER}turn/{self.evaluation_id}-{self._digest()}-{turn}"
-
-    def ref(self, turn: int) -> evaluation_ref_pb2.EvaluationRef:
-        """Return what a turn's run is in the evaluation."""
-        return evaluation_ref_pb2.EvaluationRef(
-            evaluation_id=self.evaluation_id,
-            case_id=self.case_id,
-            trial=self.trial,
-            turn=turn,
-            role=evaluation_ref_pb2.EVALUATION_ROLE_TURN,
-        )
 
 
 class TrialRunner:
@@ -129,6 +77,7 @@ class TrialRunner:
         self._trace = trace
         self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
+        self._model_runs = ModelRuns(dependencies, principal, is_cancelled=is_cancelled, trace=trace)
 
     def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
         """Return the trial of a planned case that has this number."""
@@ -141,39 +90,65 @@ class TrialRunner:
         """
         runs, log = self._dependencies.runs, self._dependencies.store.log
         try:
-            return [await read_source(runs, log, self._principal, turn.recorded) for turn in case.turns]
+            return [
+                await read_source(runs, log, self._principal, turn.recorded, has_state=needs_state(case))
+                for turn in case.turns
+            ]
         except (ServerStopping, StorageFailed):
             raise
         except CallError as error:
             raise NotScorable(f"A recorded run cannot be read: {error.message}") from None
 
-    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> list[invocation_pb2.Invocation]:
-        """Run the turns of a case up to the first that fails, and return the record of each.
+    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRuns:
+        """Run the turns of a case up to the first that fails, and then what its simulated user says.
 
-        Turns that were run before, by this process or an earlier one, are not run again. Once the evaluation is
-        cancelled no further turn begins. Raises NotScorable, ServerStopping and StorageFailed.
+        Turns and utterances that were run before, by this process or an earlier one, are not run again. Once the
+        evaluation is cancelled no further turn begins. Raises NotScorable, ServerStopping and StorageFailed.
         """
         case, named = planned.eval_case, self.build_trial(planned, trial)
         mocks = await self._mocks(case)
-        invocations: list[invocation_pb2.Invocation] = []
+        runs = TrialRuns.begin(case)
         session_id = ""
-        for number in range(len(case.turns)):
-            if self._is_cancelled():
-                break
+        while not self._is_cancelled():
+            number = len(runs.invocations)
             try:
-                left = None if mocks is None else build_remaining_mocks(mocks, count_mock_uses(invocations))
-                record = await self._begin(case, named, number, session_id=session_id, mocks=left)
+                if not await self._has_turn(runs, named):
+                    break
+                left = None if mocks is None else build_remaining_mocks(mocks, count_mock_uses(runs.invocations))
+                record = await self._begin(runs.case, named, number, session_id=session_id, mocks=left)
                 session_id = record.run.session_id
-                invocations.append(await self._finish(record, case))
+                runs.invocations.append(await self._finish(record, case))
             except NotScorable as error:
-                raise NotScorable(error.reason, unanswered=error.unanswered, invocations=invocations) from None
+                raise NotScorable(error.reason, unanswered=error.unanswered, runs=runs) from None
             except (ServerStopping, StorageFailed):
                 raise
             except CallError as error:
-                raise NotScorable(f"Turn {number + 1} was not run: {error.message}", invocations=invocations) from None
-            if invocations[-1].state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+                raise NotScorable(f"Turn {number + 1} was not run: {error.message}", runs=runs) from None
+            expected = find_expected_state(case.turns[number].expect.run) if number < len(case.turns) else _SUCCEEDED
+            if runs.invocations[-1].state not in (_SUCCEEDED, expected):
                 break
-        return invocations
+        return runs
+
+    async def _has_turn(self, runs: TrialRuns, named: CaseTrial) -> bool:
+        """Return whether a trial has a turn more, for which its simulated user may have to say something."""
+        number = len(runs.invocations)
+        if number < len(runs.case.turns):
+            return True
+        if not runs.may_speak:
+            return False
+        said = await speak(
+            self._model_runs,
+            runs.case,
+            runs.invocations,
+            request_id=named.user_request_id(number),
+            ref=named.user_ref(number),
+            used=runs.user_used,
+        )
+        if said.is_done:
+            runs.user_finished = True
+        else:
+            runs.add_message(said.message, run_id=said.run_id)
+        return not said.is_done
 
     async def cancel_all(self, *, note: str) -> None:
         """Cancel every run of the evaluation that has not ended."""
@@ -246,7 +221,7 @@ class TrialRunner:
             definitions=self._definitions,
             session_id=session or named.session_id,
             input=turn.input if turn.HasField("input") else messages.user(turn.user),
-            policy=_policy(case),
+            policy=build_policy(case.timeout),
             on_missing_session=agent_service_pb2.MISSING_SESSION_POLICY_CREATE,
         )
         return await self._dependencies.runs.start(
@@ -265,7 +240,7 @@ class TrialRunner:
             request_id=named.request_id(0),
             run_id=origin.run_id,
             after_sequence=origin.after_sequence,
-            policy=_policy(case),
+            policy=build_policy(case.timeout),
         )
         if origin.HasField("changes"):
             request.changes.CopyFrom(origin.changes)
@@ -293,7 +268,7 @@ class TrialRunner:
 
     async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
         """Follow a run to its end, answer what it asks, and return its record. Raises NotScorable."""
-        reader = _TurnReader(row)
+        reader = _TurnReader(row, has_state=needs_state(case))
         try:
             unanswered = await self._answer_to_the_end(reader, case)
         except (ServerStopping, StorageFailed):
@@ -335,9 +310,10 @@ class TrialRunner:
 class _TurnReader:
     """Reads the log of a turn's run."""
 
-    def __init__(self, row: RunRow) -> None:
+    def __init__(self, row: RunRow, *, has_state: bool) -> None:
         self.run_id = row.run.run_id
-        self._builder = TreeBuilder(Tree(UNLIMITED, run_id=self.run_id, session_id=row.run.session_id))
+        tree = Tree(UNLIMITED, run_id=self.run_id, session_id=row.run.session_id)
+        self._builder = TreeBuilder(tree, has_state=has_state)
         self.after = 0
         self.requests: Sequence[input_pb2.InputRequest] = ()
         """What the run asked when it was interrupted last."""
@@ -359,10 +335,3 @@ class _TurnReader:
         invocation = await self._builder.invocation()
         invocation.as_of_sequence = self.after
         return invocation
-
-
-def _policy(case: eval_set_pb2.EvalCase) -> policy_pb2.RunPolicy:
-    # No client follows these runs: neither a lost stream nor a caller's deadline may end them.
-    policy = policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE)
-    policy.limits.wall_duration.CopyFrom(case.timeout)  # a planned case has one
-    return policy

@@ -8,6 +8,8 @@ from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.evals.metrics.custom import MetricFunction
 from bough_server.evals.sets.expectation_validation import KnownNames
+from bough_server.matching.secrets import RedactionRules
+from bough_server.observability.score_events import ScoreEvents
 from bough_server.ownership.worker import Worker
 from bough_server.runs.runs import Runs
 from bough_server.store.ports.workers import RunStore
@@ -31,10 +33,14 @@ class EvaluationDependencies:
     worker: Worker
     count_hung_metric: Callable[[], None]
     """Called for each call of a metric that has not returned in time."""
+    score_events: ScoreEvents
+    """Where the scores of trials are emitted."""
     models: Mapping[str, str] = field(default_factory=dict)
     """The configured models, with the hash of each one's configuration."""
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     """The operator's metrics, by name."""
+    redaction: RedactionRules = field(default_factory=RedactionRules)
+    """What judges are not sent, and what placeholders in expectations match."""
     threads: ThreadLimit = field(default_factory=lambda: ThreadLimit(METRIC_THREADS, spare=HUNG_METRIC_THREADS))
     """Where the operator's metrics run."""
 

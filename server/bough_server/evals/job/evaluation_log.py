@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from bough.v1 import error_pb2, eval_result_pb2, evaluation_pb2, execution_pb2
-from bough_server.evals.results.verdicts import FAILED, case_result, totals
+from bough_server.evals.results.verdicts import FAILED, case_result, list_usages, totals
 from bough_server.evals.sets.eval_set import is_recorded
 from bough_server.log import evaluation_events
 from bough_server.log.usage import Sums
@@ -55,7 +55,7 @@ class EvaluationState:
     totaled: evaluation_pb2.EvaluationTotaled | None = None
     end: evaluation_pb2.EvaluationEvent | None = None
     spent: Sums = field(default_factory=Sums)
-    """What the runs and judges of all scored trials used together."""
+    """What the runs, judges and simulated users of all scored trials used together."""
     judge_runs: set[str] = field(default_factory=set)
     """The runs of the judgments in the results: their usage is counted."""
 
@@ -94,8 +94,8 @@ class EvaluationState:
 
     def _score(self, result: eval_result_pb2.CaseTrialResult, sequence: int) -> None:
         self.scored_at[result.case_id, result.trial] = sequence
-        self.spent.add(Sums.of(result.usage))
-        self.spent.add(Sums.of(result.judge_usage))
+        for used in list_usages(result):
+            self.spent.add(Sums.of(used))
         del result.turns[:]
         for score in result.scores:
             runs = dict.fromkeys(said.run_id for said in score.judgments)

@@ -16,11 +16,12 @@ from bough.v1 import (
 )
 from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
 from bough_server.evals.job.baseline_agents import explain_missing_pins, read_pinned_definitions
-from bough_server.evals.job.case_trials import NotScorable, TrialRunner
+from bough_server.evals.job.case_trials import TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.job.judges import Judges
 from bough_server.evals.job.judging import score_all_metrics
+from bough_server.evals.job.trial_runs import NotScorable, TrialRuns
 from bough_server.evals.metrics.scoring import build_not_evaluated_result
 from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
@@ -224,7 +225,7 @@ class LiveEvaluation:
         case, named = planned.eval_case, self._runner.build_trial(planned, trial)
         # A trial that has begun is finished: its runs are paid for, and a restart must not change its result.
         if (used_up := self._check_budget()) and (case.id, trial) not in self._fold.started:
-            await self._record_score(planned, build_not_evaluated_result(case, trial, used_up))
+            await self._record_score(planned, build_not_evaluated_result(case, trial, used_up), ())
             return
         if (case.id, trial) not in self._fold.started:
             event = evaluation_pb2.EvaluationEvent()
@@ -233,30 +234,31 @@ class LiveEvaluation:
             has_session = not (is_recorded(case) or case.HasField("origin"))
             event.case_trial_started.session_id = named.session_id if has_session else ""
             await self._recorder.record(event)
-        result = await self._score_trial(planned, trial)
+        result, invocations = await self._score_trial(planned, trial)
         if result is not None and self._fold.cancel is None:
-            await self._record_score(planned, result)
+            await self._record_score(planned, result, invocations)
 
     async def _score_trial(
         self, planned: evaluation_pb2.CasePlanned, trial: int
-    ) -> eval_result_pb2.CaseTrialResult | None:
-        """Run a trial and score it; return None if the evaluation was cancelled meanwhile.
+    ) -> tuple[eval_result_pb2.CaseTrialResult | None, Sequence[invocation_pb2.Invocation]]:
+        """Run a trial and score it; return its result, None if the evaluation was cancelled meanwhile, and its turns.
 
         An error of the trial is recorded as its result, and does not end the evaluation.
         """
         case = planned.eval_case
         try:
-            invocations = await self._run_turns(planned, trial)
-            run_ids = [invocation.run_id for invocation in invocations]
+            runs = await self._run_turns(planned, trial)
+            run_ids = [invocation.run_id for invocation in runs.invocations]
             if is_recorded(case):
                 run_ids = [turn.recorded.run.run_id for turn in case.turns]
             judging = score_all_metrics(
-                self._dependencies, case, invocations, trial=trial, run_ids=run_ids, judges=self._judges
+                self._dependencies, runs.case, runs.invocations, trial=trial, run_ids=run_ids, judges=self._judges
             )
-            return await self._wait_for_result(judging)
+            result = await self._wait_for_result(judging)
         except NotScorable as error:
-            return build_not_evaluated_result(
-                case, trial, error.reason, invocations=error.invocations, unanswered=error.unanswered
+            runs = error.runs or TrialRuns(case=case)
+            result = build_not_evaluated_result(
+                case, trial, error.reason, invocations=runs.invocations, unanswered=error.unanswered
             )
         except (ServerStopping, StorageFailed, Fenced):
             raise
@@ -264,23 +266,25 @@ class LiveEvaluation:
             _log.error(
                 "trial not scored", evaluation_id=self.evaluation_id, case_id=case.id, trial=trial, exc_info=error
             )
-            return build_not_evaluated_result(
-                case, trial, "The server failed while scoring it; the server's log says why."
-            )
+            why = "The server failed while scoring it; the server's log says why."
+            return build_not_evaluated_result(case, trial, why), ()
+        if result is not None:
+            runs.add_user_to(result)
+        return result, runs.invocations
 
-    async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> Sequence[invocation_pb2.Invocation]:
+    async def _run_turns(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRuns:
         """Return the records of a trial's turns, which are run unless the case has recorded ones."""
         case = planned.eval_case
         if is_recorded(case):
-            return await self._runner.read_recorded_turns(case)
+            return TrialRuns(case=case, invocations=await self._runner.read_recorded_turns(case))
         runner = await self._find_runner(planned, trial)
-        invocations = await runner.run(planned, trial)
+        runs = await runner.run(planned, trial)
         if (case.id, trial) not in self._fold.ended:
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_ended.case_id, event.case_trial_ended.trial = case.id, trial
-            event.case_trial_ended.run_ids.extend(invocation.run_id for invocation in invocations)
+            event.case_trial_ended.run_ids.extend(invocation.run_id for invocation in runs.invocations)
             await self._recorder.record(event)
-        return invocations
+        return runs
 
     async def _wait_for_result(
         self, scoring: Coroutine[Any, Any, eval_result_pb2.CaseTrialResult]
@@ -295,11 +299,21 @@ class LiveEvaluation:
             await asyncio.wait(tasks)
         return None if tasks[0].cancelled() else tasks[0].result()
 
-    async def _record_score(self, planned: evaluation_pb2.CasePlanned, result: eval_result_pb2.CaseTrialResult) -> None:
+    async def _record_score(
+        self,
+        planned: evaluation_pb2.CasePlanned,
+        result: eval_result_pb2.CaseTrialResult,
+        invocations: Sequence[invocation_pb2.Invocation],
+    ) -> None:
+        """Record the result of a trial, and then emit its scores as events.
+
+        A crash between the two loses the events: the server that continues the evaluation does not score it again.
+        """
         result.purpose = self._fold.find_purpose(planned, result.trial)
         event = evaluation_pb2.EvaluationEvent()
         event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)
+        self._dependencies.score_events.emit(result, invocations, evaluation_id=self.evaluation_id)
 
     async def _cancel_runs(self) -> None:
         """Wait until the evaluation is cancelled, and cancel its runs, those of judges too."""

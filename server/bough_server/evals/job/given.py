@@ -7,6 +7,7 @@ from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
 from bough_server.evals.job.judging import score_all_metrics
+from bough_server.evals.metrics.run_outcome import needs_state
 from bough_server.evals.metrics.scoring import applicable_metrics
 from bough_server.evals.results.verdicts import case_result, totals, verdict
 from bough_server.evals.sets.eval_set import plan_cases
@@ -48,7 +49,9 @@ async def score_invocations(
     # One for all records: what a judge used for several of them is counted once.
     judges = Judges(dependencies, principal)
     for number, source in enumerate(request.invocations):
-        invocation = await read_source(dependencies.runs, dependencies.store.log, scope, source)
+        invocation = await read_source(
+            dependencies.runs, dependencies.store.log, scope, source, has_state=needs_state(case)
+        )
         case.id = found.case_id(invocation, number)
         result = await score_all_metrics(
             dependencies, case, [invocation], trial=0, run_ids=[source.run.run_id], judges=judges

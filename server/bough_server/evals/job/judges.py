@@ -3,39 +3,38 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing
+from functools import partial
 from itertools import count
 from typing import Final
 
+from google.protobuf.duration_pb2 import Duration
+
 from bough.v1 import (
     agent_service_pb2,
-    error_pb2,
     eval_result_pb2,
     eval_set_pb2,
     evaluation_ref_pb2,
     execution_pb2,
-    follow_pb2,
     invocation_pb2,
-    policy_pb2,
     run_pb2,
 )
-from bough_server import messages
+from bough_server import messages, templates
 from bough_server.errors import CallError, RunError, ServerStopping, StorageFailed
-from bough_server.evals.job.case_trials import OF_SERVER
 from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.job.model_runs import OF_SERVER, ModelRuns, build_request
 from bough_server.evals.metrics import llm_judge
 from bough_server.evals.metrics.turn import name_of
+from bough_server.evals.results.content import build_redactor, redact_copy
 from bough_server.identity import Principal
 from bough_server.log.usage import Sums
+from bough_server.matching.secrets import RedactionRules, Redactor
 from bough_server.observability.tracing import Parent
-from bough_server.runs.admission import EvaluationRun
-from bough_server.store.ports.runs import RunRow
 from bough_server.threads import run_in_thread
 
 MAX_AT_ONCE: Final = 16
 """The most judges of an evaluation that run at the same time."""
 
-TIMEOUT_SECONDS: Final = 600
+_TIMEOUT: Final = Duration(seconds=600)
 """The longest that a judge may run."""
 
 _SUCCEEDED: Final = execution_pb2.EXECUTION_STATE_SUCCEEDED
@@ -64,9 +63,9 @@ class Judges:
         trace: Parent | None = None,
     ) -> None:
         """`counted` are the judges' runs whose usage is part of the evaluation's results already."""
-        self._dependencies, self._principal, self._evaluation_id = dependencies, principal, evaluation_id
+        self._dependencies, self._evaluation_id = dependencies, evaluation_id
         self._counted = set(counted)
-        self._is_cancelled, self._trace = is_cancelled, trace or Parent.of_call(())
+        self._runs = ModelRuns(dependencies, principal, is_cancelled=is_cancelled, trace=trace or Parent.of_call(()))
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def score(
@@ -85,7 +84,8 @@ class Judges:
         """
         try:
             # In a thread: the texts of a large record take a while to join.
-            asked = await run_in_thread(_questions, metric, case, invocations)
+            rules = self._dependencies.redaction
+            asked = await run_in_thread(_questions, metric, case, invocations, rules)
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
         anew = f"{self._evaluation_id}\0{case.id}\0{trial}" if metric.llm_judge.fresh else ""
@@ -135,13 +135,11 @@ class Judges:
     ) -> llm_judge.JudgeAnswer:
         """Return the answer to a question; `anew` names the trial that is not to share it, empty for any."""
         async with self._free:
-            request = _request(question)
+            request = build_request(question.definition, question.prompt, timeout=_TIMEOUT)
             digest = self._digest(request, question, anew)
             # A run without an answer keeps its request id, so the same question is asked under the next number.
             for number in count():
                 request.request_id = f"{OF_SERVER}judge/{digest}-{number}"
-                name = hashlib.sha256(f"{self._principal.user_id}\0{request.request_id}".encode()).hexdigest()
-                request.session_id = f"{OF_SERVER}{name[:32]}"
                 answer = await self._ask(request, ref, used)
                 if answer is not None:
                     return answer
@@ -151,49 +149,15 @@ class Judges:
         self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef, used: Sums
     ) -> llm_judge.JudgeAnswer | None:
         """Return what the run of this request says; None if it has no answer and was started elsewhere."""
-        found = await self._dependencies.store.runs.find_request(self._principal, request.request_id)
-        run = (found or await self._shield_start(request, ref)).run
-        if found is not None and run.HasField("end_time") and run.state != _SUCCEEDED and not self._is_own(run):
+        run, is_found = await self._runs.find_or_start(request, ref)
+        if is_found and run.HasField("end_time") and run.state != _SUCCEEDED and not self._is_own(run):
             return None
-        ended = await self._wait_for_end(run.run_id)
-        if found is None or self._is_own(ended):
-            self._count(ended, used)
-        elif ended.state == execution_pb2.EXECUTION_STATE_CANCELLED:
+        answer = await self._runs.wait_for_answer(run.run_id)
+        if not is_found or self._is_own(answer.run):
+            self._count(answer.run, used)
+        elif answer.run.state == execution_pb2.EXECUTION_STATE_CANCELLED:
             return None  # with the evaluation that had asked
-        answer = await self._dependencies.runs.final_answer(ended)
-        if answer is None:
-            return llm_judge.JudgeAnswer(run_id=ended.run_id, problem=ended.error.message or "its run has no answer.")
-        return llm_judge.JudgeAnswer(run_id=ended.run_id, text=messages.text_of(answer))
-
-    async def _shield_start(
-        self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef
-    ) -> RunRow:
-        # Shielded: whatever stops the caller meanwhile must not leave a run of an evaluation that is cancelled.
-        starting = asyncio.create_task(self._start(request, ref))
-        starting.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(starting)
-
-    async def _start(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRow:
-        if self._is_cancelled():
-            raise RunError("The evaluation was cancelled.", reason=error_pb2.ERROR_REASON_CANCELLED)
-        record = await self._dependencies.runs.start(
-            self._principal,
-            messages.copy_of(request),
-            deadline_time_ns=None,
-            trace=self._trace,
-            evaluation=EvaluationRun(ref=ref),
-        )
-        if self._is_cancelled():  # while the run was created, unseen by what cancels the runs of the evaluation
-            await self._dependencies.runs.cancel(self._principal, record.run.run_id)
-        return record
-
-    async def _wait_for_end(self, run_id: str) -> run_pb2.Run:
-        """Wait until a run has ended and return it."""
-        pages = self._dependencies.runs.follow(self._principal, run_id, until=follow_pb2.WATCH_UNTIL_TERMINAL)
-        async with aclosing(pages):
-            async for _ in pages:
-                pass
-        return (await self._dependencies.runs.get(self._principal, run_id)).run
+        return llm_judge.JudgeAnswer(run_id=answer.run.run_id, text=answer.text, problem=answer.problem)
 
     def _is_own(self, run: run_pb2.Run) -> bool:
         return bool(self._evaluation_id) and run.evaluation.evaluation_id == self._evaluation_id
@@ -213,23 +177,40 @@ class Judges:
 
 
 def _questions(
-    metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation]
+    metric: eval_set_pb2.EvalMetric,
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+    rules: RedactionRules,
 ) -> list[llm_judge.Question]:
+    """Return what a judge is asked, without what the rules remove."""
+    turns, judge = list(case.turns), metric.llm_judge
+    if not rules.is_empty:
+        redactor = build_redactor([*turns, *invocations], rules)
+        turns = [redact_copy(turn, redactor) for turn in turns]
+        invocations = [_redact_record(invocation, judge.template, redactor) for invocation in invocations]
+        judge = _redact_judge(judge, redactor)
     return [
         question
-        for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=False))
-        for question in llm_judge.questions(metric.llm_judge, turn, invocation, number)
+        for number, (turn, invocation) in enumerate(zip(turns, invocations, strict=False))
+        for question in llm_judge.questions(judge, turn, invocation, number)
     ]
 
 
-def _request(question: llm_judge.Question) -> agent_service_pb2.RunRequest:
-    """Return the request of a judgment; without its request id and its session, which only it has."""
-    request = agent_service_pb2.RunRequest(
-        agent=llm_judge.AGENT,
-        definitions=[question.definition],
-        input=messages.user(question.prompt),
-        policy=policy_pb2.RunPolicy(background=True, on_disconnect=policy_pb2.DISCONNECT_POLICY_CONTINUE),
-        on_missing_session=agent_service_pb2.MISSING_SESSION_POLICY_CREATE,
-    )
-    request.policy.limits.wall_duration.FromSeconds(TIMEOUT_SECONDS)
-    return request
+def _redact_record(
+    invocation: invocation_pb2.Invocation, template: str, redactor: Redactor
+) -> invocation_pb2.Invocation:
+    """Return a copy of a record without secrets; agents that a template names keep their names, to be found by."""
+    shown = redact_copy(invocation, redactor)
+    for agent, before in zip(shown.agents, invocation.agents, strict=True):
+        if f"agents.{before.name}." in template:
+            agent.name = before.name
+    return shown
+
+
+def _redact_judge(judge: eval_set_pb2.LlmJudgeMetric, redactor: Redactor) -> eval_set_pb2.LlmJudgeMetric:
+    """Return a copy of a metric whose criteria and template have no secrets; its placeholders stay."""
+    shown = messages.copy_of(judge)
+    for rubric in shown.rubrics:
+        rubric.text = redactor.redact(rubric.text, is_json=False)
+    shown.template = templates.change_text(judge.template, partial(redactor.redact, is_json=False))
+    return shown

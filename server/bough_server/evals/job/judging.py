@@ -1,6 +1,7 @@
 """Score a trial: the metrics that compute, those of the operator, and those that ask a model."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import structlog
@@ -12,7 +13,10 @@ from bough_server.evals.job.mock_uses import count_mock_uses
 from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
+from bough_server.evals.results.content import build_redactor
 from bough_server.log.usage import Sums
+from bough_server.matching.placeholders import match_placeholders
+from bough_server.matching.secrets import REDACTED, RedactionRules
 from bough_server.threads import run_in_thread
 from bough_server.tools.threads import NoThread
 
@@ -46,7 +50,8 @@ async def score_all_metrics(
                 scores[metric.name] = await judges.score(
                     metric, case, invocations, trial=trial, run_ids=run_ids, used=used
                 )
-    result = await run_in_thread(_score_or_reject, case, invocations, trial=trial, extra_scores=scores)
+    rules = dependencies.redaction
+    result = await run_in_thread(_score_or_reject, case, invocations, rules, trial=trial, extra_scores=scores)
     if used.numbers:
         result.judge_usage.CopyFrom(used.usage())
     return result
@@ -59,6 +64,7 @@ def _is_scorable_by_code(case: eval_set_pb2.EvalCase, invocations: Sequence[invo
 def _score_or_reject(
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
+    rules: RedactionRules,
     *,
     trial: int,
     extra_scores: Mapping[str, eval_result_pb2.MetricScore],
@@ -66,12 +72,22 @@ def _score_or_reject(
     if mistake := find_mock_problem(invocations):
         result = build_not_evaluated_result(case, trial, mistake, invocations=invocations)
     else:
-        result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
+        with _match_placeholders(case, invocations, rules):
+            result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
     uses = count_mock_uses(invocations)
     # Mocks of a run come after those of the case.
     result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
     result.used_agent_mocks.extend(sorted(uses.agents))
     return result
+
+
+def _match_placeholders(
+    case: eval_set_pb2.EvalCase, invocations: Sequence[invocation_pb2.Invocation], rules: RedactionRules
+) -> AbstractContextManager[None]:
+    """Match the placeholders in a case's expectations with what the rules remove from the records."""
+    if rules.is_empty or REDACTED.encode() not in case.SerializeToString():
+        return nullcontext()
+    return match_placeholders(build_redactor(invocations, rules))
 
 
 async def _score_custom(

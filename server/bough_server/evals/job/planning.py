@@ -74,9 +74,8 @@ async def plan(
     violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
     violations += [*_large_definitions(request), *_meaningless_bounds(request)]
     violations += _meaningless_reruns(request, has_baseline=baseline is not None)
-    if baseline is not None and not baseline.cases:
-        # Compared with nothing, nothing would be worse or gone.
-        violations.append(FieldViolation(field="baseline.result.cases", description="must have at least one case"))
+    if baseline is not None:
+        violations += _unusable_baseline(baseline, request.eval_set)
     if violations:
         raise InvalidRequest(violations)
     cases = await run_in_thread(plan_cases, request.eval_set, trials=trials)
@@ -95,6 +94,9 @@ async def plan(
             if metric.HasField("llm_judge"):
                 model = metric.llm_judge.model
                 pins.judges[model] = dependencies.models.get(model, "")
+        if planned.eval_case.HasField("user"):
+            model = planned.eval_case.user.model
+            pins.users[model] = dependencies.models.get(model, "")
     started = _build_first_event(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
     if baseline is not None:
         started.baseline.CopyFrom(_reduce_baseline(baseline))
@@ -171,6 +173,17 @@ def _refuse_gates(
             wrong.append(FieldViolation(field=field, description=why))
     if wrong:
         raise InvalidRequest(wrong)
+
+
+def _unusable_baseline(
+    baseline: eval_result_pb2.EvalResult, eval_set: eval_set_pb2.EvalSet
+) -> Iterator[FieldViolation]:
+    """Refuse what nothing would be worse than: a baseline without cases, and one of another set."""
+    if not baseline.cases:
+        yield FieldViolation(field="baseline.result.cases", description="must have at least one case")
+    elif {case.case_id for case in baseline.cases}.isdisjoint(case.id for case in eval_set.cases):
+        description = f"is a result of the set {baseline.eval_set_name!r}, which has no case of this set"
+        yield FieldViolation(field="baseline", description=description)
 
 
 def _reduce_baseline(baseline: eval_result_pb2.EvalResult) -> eval_result_pb2.EvalResult:

@@ -176,7 +176,7 @@ def _fit(result: eval_result_pb2.CaseTrialResult, held: int, most: int) -> None:
         return
     for turn in result.turns:
         del turn.agents[:]
-        turn.answer, turn.truncated = "", True
+        turn.user, turn.answer, turn.truncated = "", "", True
     for score in result.scores:
         del score.tree_comparisons[:]
         del score.judgments[:]

@@ -9,9 +9,11 @@ from typing import Final, TypeAlias
 from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
 from bough_server.evals.metrics import tool_trajectory
 from bough_server.evals.metrics.tree_matching import ANY, ExpectedNode, Match, best_matching, build_expected_tree
-from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, no_turn_score
+from bough_server.evals.metrics.turn import Turn, TurnScore, mean_score, name_state, no_turn_score
 from bough_server.evals.trees.agent_tree import AgentNode, agent_tree, join_path, path_of
+from bough_server.matching import values
 from bough_server.matching.work import spend
+from bough_server.runtime.agent import value_of
 from bough_server.truncation import truncate_text
 
 TRANSPARENT: Final = frozenset(
@@ -69,7 +71,13 @@ def compare_trees(
         precision=counts.precision(),
         f1=_f1(counts.recall(), counts.precision()),
         differences=islice(
-            chain(differences.agents(), differences.tools(faults.tools), differences.forbidden(faults.forbidden)),
+            chain(
+                differences.agents(),
+                differences.of_matches(eval_result_pb2.DIFFERENCE_KIND_TOOLS, faults.tools),
+                differences.of_matches(eval_result_pb2.DIFFERENCE_KIND_STATE, faults.state),
+                differences.of_matches(eval_result_pb2.DIFFERENCE_KIND_INPUT, faults.input),
+                differences.forbidden(faults.forbidden),
+            ),
             MAX_DIFFERENCES,
         ),
     )
@@ -91,7 +99,7 @@ def _transparent(
 
 
 class _Faults:
-    """What is wrong with a matched agent in itself: its tool calls, and forbidden agents below it."""
+    """What is wrong with a matched agent in itself: its tool calls, state and input, and forbidden agents below it."""
 
     def __init__(self, agents: Collection[str]) -> None:
         self._agents = agents
@@ -101,8 +109,26 @@ class _Faults:
     def count(self, expected: ExpectedNode, actual: AgentNode) -> int:
         key = expected.index, actual.index
         if key not in self._counts:
-            self._counts[key] = bool(self.tools(expected, actual)) + len(self.forbidden(expected, actual))
+            found = (self.tools(expected, actual), self.state(expected, actual), self.input(expected, actual))
+            self._counts[key] = sum(map(bool, found)) + len(self.forbidden(expected, actual))
         return self._counts[key]
+
+    def state(self, expected: ExpectedNode, actual: AgentNode) -> str:
+        """Say how the state in which the agent ended differs; empty if it does not."""
+        wanted, found = expected.agent.state, actual.agent.state
+        if not wanted or wanted == found:
+            return ""
+        return f"{name_state(found)}, expected {name_state(wanted)}"
+
+    def input(self, expected: ExpectedNode, actual: AgentNode) -> str:
+        """Say how the agent's input differs; empty if it does not. Raises ValueError if it was cut in the record."""
+        if not expected.agent.HasField("input_match"):
+            return ""
+        given = actual.agent.input
+        if any(part.truncated for part in given.parts):
+            raise ValueError(f"The input of {actual.name} was cut in the record, so it cannot be compared.")
+        wrong = values.mismatch(expected.agent.input_match, value_of(given))
+        return f"the input differs: {wrong}" if wrong else ""
 
     def tools(self, expected: ExpectedNode, actual: AgentNode) -> str:
         """Say how the agent's tool calls differ; empty if they do not, or are not scored.
@@ -241,6 +267,8 @@ class TreeDifferences:
             name = "an agent" if expected.name == ANY else expected.name
             caller = _caller(expected)
             where = f"expected to be called by {caller}" if caller else "expected as a root"
+            if not expected.at_least:
+                where += f", not at all or at least {expected.least_if_there} times"
             yield self._difference(
                 eval_result_pb2.DIFFERENCE_KIND_MISSING, f"{name} is missing, {where}", expected=expected
             )
@@ -249,13 +277,15 @@ class TreeDifferences:
                 message = f"{node.name} {_describe_caller(node)}, which is not expected"
                 yield self._difference(eval_result_pb2.DIFFERENCE_KIND_UNEXPECTED, message, node=node)
 
-    def tools(self, failed: Callable[[ExpectedNode, AgentNode], str]) -> Iterator[Difference]:
-        """Yield the matched agents whose tool calls `failed` describes."""
+    def of_matches(
+        self,
+        kind: eval_result_pb2.DifferenceKind.ValueType,
+        describe: Callable[[ExpectedNode, AgentNode], str],
+    ) -> Iterator[Difference]:
+        """Yield the matched agents of which `describe` says how they differ."""
         for match in self._matches.values():
-            if words := failed(match.expected, match.actual):
-                yield self._difference(
-                    eval_result_pb2.DIFFERENCE_KIND_TOOLS, f"{match.actual.name}: {words}", node=match.actual
-                )
+            if words := describe(match.expected, match.actual):
+                yield self._difference(kind, f"{match.actual.name}: {words}", node=match.actual)
 
     def forbidden(self, found: Callable[[ExpectedNode, AgentNode], list[AgentNode]]) -> Iterator[Difference]:
         """Yield the agents that are `found` below a matched agent that forbids them."""

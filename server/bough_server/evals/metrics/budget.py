@@ -44,7 +44,8 @@ def score(
     They are not scored if something under a bound is not known, unless what is known exceeds a bound.
     """
     bounds = _bounds(metric.budget)
-    used = _measure_consumption([part for turn in turns for part in _parts(turn.invocation, metric.budget.agent)])
+    runs = [turn.invocation for turn in turns if not turn.is_conversation]
+    used = _measure_consumption([part for run in runs for part in _parts(run, metric.budget.agent)])
     over = [
         f"{_WORDS[name]}: {_text(name, used[name].known)}, at most {_text(name, bound)}"
         for name, bound in bounds.items()

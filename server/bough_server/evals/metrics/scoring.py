@@ -18,12 +18,21 @@ from bough.v1.eval_set_pb2 import (
     EvalCase,
     EvalMetric,
     FinalResponseMetric,
+    RunOutcomeMetric,
     ToolTrajectoryMetric,
 )
 from bough.v1.invocation_pb2 import Invocation
-from bough_server.evals.metrics import agent_trajectory, budget, final_response, tool_trajectory
-from bough_server.evals.metrics.turn import Turn, name_of, no_score
+from bough_server.evals.metrics import (
+    agent_trajectory,
+    budget,
+    final_response,
+    run_outcome,
+    text_metrics,
+    tool_trajectory,
+)
+from bough_server.evals.metrics.turn import Turn, list_expectations, name_of, name_turn, no_score
 from bough_server.evals.metrics.turn_result import MAX_BYTES, turn_result
+from bough_server.evals.trees.conversation import merge_turns
 from bough_server.log.usage import Sums
 from bough_server.matching.work import TooMuchWork, limit_work
 from bough_server.messages import copy_of
@@ -42,6 +51,7 @@ _KINDS: Final[Mapping[str, EvalMetric]] = MappingProxyType(
         "answer": EvalMetric(final_response=FinalResponseMetric()),
         "tools": EvalMetric(tool_trajectory=ToolTrajectoryMetric()),
         "agents": EvalMetric(agent_trajectory=AgentTrajectoryMetric()),
+        "run": EvalMetric(run_outcome=RunOutcomeMetric()),
     }
 )
 """The metric that judges each field of an expectation if the case has none for it."""
@@ -49,10 +59,17 @@ _KINDS: Final[Mapping[str, EvalMetric]] = MappingProxyType(
 _Score = Callable[[EvalMetric, EvalCase, Sequence[Turn]], MetricScore | None]
 
 _SCORES: Final[Mapping[str, _Score]] = MappingProxyType(
-    {"tool_trajectory": tool_trajectory.score, "final_response": final_response.score, "budget": budget.score}
+    {
+        "tool_trajectory": tool_trajectory.score,
+        "final_response": final_response.score,
+        "budget": budget.score,
+        "run_outcome": run_outcome.score,
+        **dict.fromkeys(text_metrics.KINDS, text_metrics.score),
+    }
 )
 
 _CRASHED: Final = (execution_pb2.EXECUTION_STATE_FAILED, execution_pb2.EXECUTION_STATE_CANCELLED)
+_ENDED: Final = (execution_pb2.EXECUTION_STATE_SUCCEEDED, *_CRASHED)
 
 
 def applicable_metrics(case: EvalCase) -> list[EvalMetric]:
@@ -86,7 +103,7 @@ def score_trial(
     `extra_scores` are the scores of llm_judge and custom metrics, by name.
     """
     # First, because a crash is a failure whatever its record lacks.
-    if any(invocation.state in _CRASHED for invocation in invocations):
+    if any(_find_crashes(case, invocations)):
         return _build_crash_result(case, invocations, trial=trial)
     if problem := next(_problems(case, invocations), ""):
         return build_not_evaluated_result(case, trial, problem, invocations=invocations)
@@ -95,11 +112,28 @@ def score_trial(
         Turn(index=number, expect=turn.expect if turn.HasField("expect") else None, invocation=invocation)
         for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=True))
     ]
+    merged: Mapping[str, str] = {}
+    if case.user.HasField("expect") and invocations:
+        whole, merged = merge_turns(invocations)
+        turns.append(Turn(index=len(turns), expect=case.user.expect, invocation=whole, is_conversation=True))
     with limit_work():
         marks = _add_scores(result, case, turns, extra_scores)
+    if of_whole := marks.get(len(invocations)):
+        also = {one: of_whole[other] for one, other in merged.items() if other in of_whole}
+        marks = {**marks, len(invocations): {**of_whole, **also}}
     result.verdict, result.reason = _verdict(result.scores)
-    _add_turns(result, invocations, marks)
+    _add_turns(result, case, invocations, marks)
     return result
+
+
+def _find_crashes(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[tuple[int, Invocation]]:
+    """Yield the turns that failed or were cancelled unexpectedly, with their numbers."""
+    for number, (turn, one) in enumerate(zip(case.turns, invocations, strict=False)):
+        expected = {run_outcome.find_expected_state(turn.expect.run)}
+        if number == len(invocations) - 1:
+            expected.add(run_outcome.find_expected_state(case.user.expect.run))
+        if one.state in _CRASHED and one.state not in expected:
+            yield number, one
 
 
 def build_not_evaluated_result(
@@ -115,7 +149,7 @@ def build_not_evaluated_result(
     result.verdict, result.reason = VERDICT_NOT_EVALUATED, reason[:MAX_REASON]
     if unanswered is not None:
         result.unanswered.CopyFrom(unanswered)
-    _add_turns(result, invocations, {})
+    _add_turns(result, case, invocations, {})
     return result
 
 
@@ -126,16 +160,17 @@ def _copy_with_name(metric: EvalMetric, name: str) -> EvalMetric:
 
 
 def _is_expected(case: EvalCase, field: str) -> bool:
-    return any(field in (known.name for known, _ in turn.expect.ListFields()) for turn in case.turns)
+    return any(field in (known.name for known, _ in expect.ListFields()) for expect in list_expectations(case))
 
 
 def _scores_field(metric: EvalMetric, field: str) -> bool:
     """Return whether a metric judges a field of expectations: not if it has its own expectation instead."""
     if field == "answer":
-        return metric.HasField("final_response") and not metric.final_response.HasField("answer")
+        compares_exactly = metric.HasField("final_response") and not metric.final_response.HasField("answer")
+        return compares_exactly or text_metrics.has_expected_reference(metric)
     if field == "tools":
         return metric.HasField("tool_trajectory") and not metric.tool_trajectory.tools
-    return metric.HasField("agent_trajectory")
+    return metric.HasField("run_outcome" if field == "run" else "agent_trajectory")
 
 
 def _begin_result(case: EvalCase, trial: int, invocations: Sequence[Invocation]) -> CaseTrialResult:
@@ -152,13 +187,13 @@ def _begin_result(case: EvalCase, trial: int, invocations: Sequence[Invocation])
 
 
 def _build_crash_result(case: EvalCase, invocations: Sequence[Invocation], *, trial: int) -> CaseTrialResult:
-    number, crash = next((at, one) for at, one in enumerate(invocations) if one.state in _CRASHED)
+    number, crash = next(_find_crashes(case, invocations))
     result = _begin_result(case, trial, invocations)
     ended = "was cancelled" if crash.state == execution_pb2.EXECUTION_STATE_CANCELLED else "failed"
     why = f": {crash.error.message}" if crash.error.message else "."
     result.reason = f"{_subject(case, number)} {ended}{why}"[:MAX_REASON]
     result.crashed, result.verdict = True, VERDICT_FAILED
-    _add_turns(result, invocations, {})
+    _add_turns(result, case, invocations, {})
     return result
 
 
@@ -168,7 +203,7 @@ def _problems(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[str
         subject = _subject(case, number)
         if invocation.state == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED:
             yield f"{subject} waits for input."
-        if invocation.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+        if invocation.state not in _ENDED:
             yield f"{subject} has not ended."
         if invocation.agents_total > len(invocation.agents) or invocation.tools_total > len(invocation.tools):
             yield f"{subject} has more agents or tool calls than its record."
@@ -181,7 +216,7 @@ def _problems(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[str
 
 
 def _subject(case: EvalCase, number: int) -> str:
-    return f"turns[{number}]" if len(case.turns) > 1 else "The run"
+    return name_turn(case, number) if len(case.turns) > 1 else "The run"
 
 
 def _add_scores(
@@ -237,16 +272,24 @@ def _shorten(result: CaseTrialResult) -> None:
 
 
 def _add_turns(
-    result: CaseTrialResult, invocations: Sequence[Invocation], marks: Mapping[int, agent_trajectory.Marks]
+    result: CaseTrialResult,
+    case: EvalCase,
+    invocations: Sequence[Invocation],
+    marks: Mapping[int, agent_trajectory.Marks],
 ) -> None:
     """Add the trees of the turns, cut so that the whole result is within its bound."""
     room = MAX_BYTES - result.ByteSize()
-    made = [turn_result(one, marks=marks.get(number, {}), max_bytes=room) for number, one in enumerate(invocations)]
+    has_user = case.HasField("user")
+    whole = marks.get(len(invocations), {})  # of the conversation; the ids of invocations are unique in it
+    marks = {number: marks.get(number, whole) for number in range(len(invocations))}
+    made = [
+        turn_result(one, marks=marks[number], max_bytes=room, has_user=has_user)
+        for number, one in enumerate(invocations)
+    ]
     if sum(turn.ByteSize() for turn in made) > room:
         # Those below an equal share stay whole; what they leave of it is not shared out again.
         share = room // len(made)
         for number, turn in enumerate(made):
             if turn.ByteSize() > share:
-                turn_marks = marks.get(number, {})
-                made[number] = turn_result(invocations[number], marks=turn_marks, max_bytes=share)
+                made[number] = turn_result(invocations[number], marks=marks[number], max_bytes=share, has_user=has_user)
     result.turns.extend(made)

@@ -1,8 +1,9 @@
 """The tool_trajectory metric: tool calls of the whole tree, or of one agent, compared with the expected ones."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, execution_pb2
 from bough.v1.eval_set_pb2 import (
@@ -17,7 +18,15 @@ from bough.v1.eval_set_pb2 import (
 from bough.v1.invocation_pb2 import AgentInvocation, ToolInvocation
 from bough_server.evals.metrics.bipartite_matching import find_largest_matching
 from bough_server.evals.metrics.tool_names import fits_name, is_named, name_words
-from bough_server.evals.metrics.turn import Turn, TurnScore, is_configured, mean_score, no_turn_score, score_difference
+from bough_server.evals.metrics.turn import (
+    Turn,
+    TurnScore,
+    is_configured,
+    mean_score,
+    name_state,
+    no_turn_score,
+    score_difference,
+)
 from bough_server.history.visible import CALL_PREFIX
 from bough_server.matching import values
 from bough_server.matching.work import spend
@@ -38,14 +47,17 @@ def score(
 ) -> eval_result_pb2.MetricScore | None:
     """Return the mean over the turns whose tool calls are judged; None if there are none.
 
-    Those are all turns if the metric has expected calls, else the turns with an expectation. If the metric is only
-    there because some turn expects calls, then the turns that do.
+    Those are all turns if the metric has expected calls, else the turns with an expectation, a whole conversation among
+    them. If the metric is only there because some turn expects calls, then the turns that do.
     """
     wanted, scores = metric.tool_trajectory, {}
     needs_tools = not is_configured(metric, case)
     for turn in turns:
         expected: Sequence[ExpectedTool] = wanted.tools
-        if not wanted.tools:
+        if wanted.tools:
+            if turn.is_conversation:
+                continue
+        else:
             if turn.expect is None or (needs_tools and not turn.expect.tools):
                 continue
             expected = turn.expect.tools
@@ -93,13 +105,34 @@ def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation],
 
     The mode's default is EXACT. Raises TooMuchWork.
     """
+    calls = _number_calls(actual)
     if mode in _UNORDERED:
-        return _find_unordered_mismatch(expected, actual, mode)
+        return _find_unordered_mismatch(expected, calls, mode)
     return (
-        _find_order_mismatch(expected, actual)
+        _find_order_mismatch(expected, calls)
         if mode == TRAJECTORY_MODE_IN_ORDER
-        else _find_exact_mismatch(expected, actual)
+        else _find_exact_mismatch(expected, calls)
     )
+
+
+class _Call(NamedTuple):
+    """A call with its number among the calls of its tool, from 1."""
+
+    record: ToolInvocation
+    nth: int
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+
+def _number_calls(calls: Sequence[ToolInvocation]) -> list[_Call]:
+    seen: Counter[str] = Counter()
+    found = []
+    for call in calls:
+        seen[call.name] += 1
+        found.append(_Call(call, seen[call.name]))
+    return found
 
 
 def find_truncated_call(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
@@ -138,7 +171,7 @@ def _number(names: Sequence[str]) -> str:
     return ", ".join([*shown, *more]) or "none"
 
 
-def _find_exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+def _find_exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> str:
     for number, (tool, call) in enumerate(zip(expected, actual, strict=False), start=1):
         if wrong := _difference(tool, call, number):
             return wrong
@@ -149,7 +182,7 @@ def _find_exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[Tool
     return ""
 
 
-def _find_order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> str:
+def _find_order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> str:
     """Take the first call that fits each expected one: if any choice leaves enough for the rest, this one does."""
     position = 0
     for tool in expected:
@@ -163,7 +196,7 @@ def _find_order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[Tool
 
 
 def _find_unordered_mismatch(
-    expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType
+    expected: Sequence[ExpectedTool], actual: Sequence[_Call], mode: TrajectoryMode.ValueType
 ) -> str:
     pairs = _pairs(expected, actual)
     taken = set(pairs.values())
@@ -178,7 +211,7 @@ def _find_unordered_mismatch(
     return ""
 
 
-def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -> dict[int, int]:
+def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> dict[int, int]:
     """Return as many pairs of an expected call and one that fits it as there can be, by their indices.
 
     Expected calls can overlap: "*" must not take what only a named one fits.
@@ -194,23 +227,28 @@ def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation]) -
     return find_largest_matching(fitting)
 
 
-def _fits(tool: ExpectedTool, call: ToolInvocation) -> bool:
+def _fits(tool: ExpectedTool, call: _Call) -> bool:
     return not _difference(tool, call, 0)
 
 
-def _difference(tool: ExpectedTool, call: ToolInvocation, number: int) -> str:
+def _difference(tool: ExpectedTool, call: _Call, number: int) -> str:
     """Return how a call differs from an expected one; empty if it fits."""
     if not fits_name(tool, call.name):
-        return f"call {number} is {_label(call)}, expected {name_words(tool)}"
-    arguments = effective_arguments(call).strip() or "{}"  # no text means no arguments
+        return f"call {number} is {_label(call.record)}, expected {name_words(tool)}"
+    label, record = _label(call.record), call.record
+    if tool.HasField("nth") and tool.nth != call.nth:
+        return f"call {number}, {label}, is number {call.nth} of its tool, expected number {tool.nth}"
+    if tool.state and tool.state != record.state:
+        return f"call {number}, {label}, is {name_state(record.state)}, expected {name_state(tool.state)}"
+    arguments = effective_arguments(record).strip() or "{}"  # no text means no arguments
     for matcher in _arguments_matchers(tool):
         if wrong := values.mismatch(matcher, arguments):
-            return f"call {number}, {_label(call)}: the arguments differ: {wrong}"
+            return f"call {number}, {label}: the arguments differ: {wrong}"
     for matcher in _result_matchers(tool):
-        if call.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
-            return f"call {number}, {_label(call)}, has no result"
-        if wrong := values.mismatch(matcher, call.result_json):
-            return f"call {number}, {_label(call)}: the result differs: {wrong}"
+        if record.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+            return f"call {number}, {label}, has no result"
+        if wrong := values.mismatch(matcher, record.result_json):
+            return f"call {number}, {label}: the result differs: {wrong}"
     return ""
 
 
@@ -224,14 +262,14 @@ def _result_matchers(tool: ExpectedTool) -> list[ValueMatcher]:
     return [*exact, tool.result_match] if tool.HasField("result_match") else exact
 
 
-def _nearest(tool: ExpectedTool, actual: Sequence[ToolInvocation], candidates: Iterable[int]) -> str:
+def _nearest(tool: ExpectedTool, actual: Sequence[_Call], candidates: Iterable[int]) -> str:
     """Return how the first call of the expected name differs, as the end of a sentence; empty if there is none."""
     near = next((index for index in candidates if fits_name(tool, actual[index].name)), None)
     return "" if near is None else f": {_difference(tool, actual[near], near + 1)}"
 
 
-def _surplus(call: ToolInvocation, number: int) -> str:
-    return f"call {number}, {_label(call)}, is not expected"
+def _surplus(call: _Call, number: int) -> str:
+    return f"call {number}, {_label(call.record)}, is not expected"
 
 
 def _label(call: ToolInvocation) -> str:

@@ -8,9 +8,9 @@ be in the first component, because otherwise two agents of one name could be mat
 Nothing here recurses: the depth of a tree is not bounded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, product
 from typing import Final, TypeAlias
 
 from bough.v1 import eval_set_pb2
@@ -137,15 +137,17 @@ class ExpectedNode:
 
     name: str = field(init=False)
     at_least: int = field(init=False)
-    """How often it must be there; an optional agent need not, whatever its repeat says."""
+    """How often it must be there; an optional agent need not."""
     spare: int | None = field(init=False)
     """How often it may be there beyond `at_least`; None for any number."""
     is_ordered: bool = field(init=False)
     """Whether the order of its children counts."""
     refuses_extra: bool = field(init=False)
     """Whether other children than the expected ones are violations."""
+    least_if_there: int = field(init=False)
+    """How often it must be there if it is there at all; more than `at_least` only if it is optional."""
     can_fail: bool = field(init=False)
-    """Whether a match can be wrong in itself, by its tool calls or forbidden agents."""
+    """Whether a match can be wrong in itself: by its tool calls, its state, its input or forbidden agents."""
 
     def __post_init__(self) -> None:
         # Read once: matching reads them for each pair of agents, and a field of a message is slow to read.
@@ -159,7 +161,15 @@ class ExpectedNode:
             self.spare = max(0, repeat.max - self.at_least) if repeat.HasField("max") else None
         self.is_ordered = agent.children_order == eval_set_pb2.EVAL_ORDER_ORDERED
         self.refuses_extra = agent.extra != eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW
-        self.can_fail = bool(agent.tools or agent.tools_mode or agent.forbidden)
+        self.can_fail = bool(
+            agent.tools or agent.tools_mode or agent.forbidden or agent.state or agent.HasField("input_match")
+        )
+        self.least_if_there = least
+
+    @property
+    def is_all_or_none(self) -> bool:
+        """Whether it may be missing, but has to be there several times if it is there at all."""
+        return self.at_least == 0 and self.least_if_there > 1
 
 
 def build_expected_tree(
@@ -236,12 +246,12 @@ class _Matcher:
         self._raise_if_too_large()
 
     def _raise_if_too_large(self) -> None:
-        """Every agent can be an extra, fail by its tools, and be forbidden by each of the agents above it."""
+        """Every agent can be an extra, fail by its tools, state and input, and be forbidden by each agent above it."""
         forbids = [0] * len(self._expected)
         for node in self._expected[1:]:
             assert node.parent is not None
             forbids[node.index] = forbids[node.parent.index] + bool(node.agent.forbidden)
-        most = self._expected[0].required + self._actual[0].size * (2 + max(forbids))
+        most = _count_most(self._expected) + self._actual[0].size * (4 + max(forbids))
         if most * self._violation >= MAX_SUM:
             raise ValueError(
                 f"The trees are too large to be compared: {self._expected[0].required - 1} agents are required and "
@@ -274,7 +284,7 @@ class _Matcher:
             for expected, actual in levels[-1]:
                 for child in expected.children:
                     candidates = self._candidates(child, actual)
-                    pairs = sum(_copies(child, len(candidates))[:2]) * len(actual.children)
+                    pairs = sum(_copies(child, len(candidates), child.at_least)[:2]) * len(actual.children)
                     count += pairs
                     spend(pairs)
                     if child.children:
@@ -289,19 +299,41 @@ class _Matcher:
         return levels
 
     def _align(self, expected: ExpectedNode, actual: AgentNode) -> _Alignment:
+        """Return the cheapest alignment, trying those children that are all or none in either way."""
+        unsure = [i for i, child in enumerate(expected.children) if self._is_unsure(child, actual)]
+        best = self._align_children(expected, actual, {})
+        for is_there in islice(product((False, True), repeat=len(unsure)), 1, None):
+            spend(_ALIGN_STEPS * (1 + len(actual.children)))
+            least = {
+                i: expected.children[i].least_if_there for i, chosen in zip(unsure, is_there, strict=True) if chosen
+            }
+            one = self._align_children(expected, actual, least)
+            if one.gain < best.gain:
+                best = one
+        return best
+
+    def _is_unsure(self, child: ExpectedNode, actual: AgentNode) -> bool:
+        return child.is_all_or_none and bool(self._candidates(child, actual))
+
+    def _align_children(self, expected: ExpectedNode, actual: AgentNode, least: Mapping[int, int]) -> _Alignment:
+        """Return the cheapest alignment in which each child that is all or none is there if `least` has its position.
+
+        `least` says how often. The parent's `required` does not count such children: the gain does.
+        """
         rows: list[Row] = []
         owners: list[int] = []
         alike: dict[tuple[object, ...], list[Row]] = {}
         for i, child in enumerate(expected.children):
             candidates = self._candidates(child, actual)
-            if not candidates:
+            if not candidates or (child.is_all_or_none and i not in least):
                 continue
             # Agents without children and conditions weigh the same if they are written the same.
-            kind = (child.name, child.at_least, child.spare, child.refuses_extra)
+            at_least = least.get(i, child.at_least)
+            kind = (child.name, at_least, child.spare, child.refuses_extra)
             is_plain = not child.children and not child.can_fail
             new = alike.get(kind) if is_plain else None
             if new is None:
-                new = self._rows(child, actual, candidates)
+                new = self._rows(child, actual, candidates, at_least)
                 if is_plain:
                     alike[kind] = new
             rows.extend(new)
@@ -309,13 +341,14 @@ class _Matcher:
         if not rows:
             return _NOTHING
         pairs = best_in_order(rows) if expected.is_ordered else best_in_any_order(rows)
+        missing = sum(count * expected.children[i].required for i, count in least.items()) * self._violation
         return _Alignment(
             pairs=[(owners[row], column) for row, column in pairs],
-            gain=sum(rows[row].weights[column] for row, column in pairs),
+            gain=sum(rows[row].weights[column] for row, column in pairs) + missing,
         )
 
-    def _rows(self, child: ExpectedNode, actual: AgentNode, candidates: Sequence[int]) -> list[Row]:
-        """Return a row for each copy of an expected child that can be needed, the required ones first.
+    def _rows(self, child: ExpectedNode, actual: AgentNode, candidates: Sequence[int], at_least: int) -> list[Row]:
+        """Return a row for each copy of an expected child that can be needed, the `at_least` required ones first.
 
         A weight is what a match changes the cost by, compared with an expected agent and an actual one without a match.
         """
@@ -328,7 +361,7 @@ class _Matcher:
             gain = self._cost(child, other) - (self._violation + other.size if refuses else 0)
             required[j] = min(0, gain - missing)
             optional[j] = min(0, gain)
-        needed, others, is_open = _copies(child, len(candidates))
+        needed, others, is_open = _copies(child, len(candidates), at_least)
         return [Row(weights=required)] * needed + [Row(weights=optional, is_open=is_open)] * others
 
     def _cost(self, expected: ExpectedNode, actual: AgentNode) -> int:
@@ -353,12 +386,23 @@ class _Matcher:
         return by_name.get(child.name, ())
 
 
-def _copies(child: ExpectedNode, candidates: int) -> tuple[int, int, bool]:
+def _copies(child: ExpectedNode, candidates: int, at_least: int) -> tuple[int, int, bool]:
     """Return how many rows a child takes: required ones, others, and whether one row stands for all others."""
-    needed = min(child.at_least, candidates)
-    if child.spare is None or child.spare > candidates - needed:
+    needed = min(at_least, candidates)
+    spare = None if child.spare is None else child.spare + child.at_least - at_least
+    if spare is None or spare > candidates - needed:
         return needed, min(1, candidates - needed), True
-    return needed, child.spare, False
+    return needed, spare, False
+
+
+def _count_most(nodes: Sequence[ExpectedNode]) -> int:
+    """Return how many agents are required if each that is all or none is there, the virtual root included."""
+    counts = [1] * len(nodes)
+    for node in reversed(nodes[1:]):
+        assert node.parent is not None
+        least = node.least_if_there if node.is_all_or_none else node.at_least
+        counts[node.parent.index] += least * counts[node.index]
+    return counts[0]
 
 
 def _build_match(
@@ -384,5 +428,6 @@ def _build_match(
 
 def _missing(expected: ExpectedNode, counts: Sequence[int]) -> Iterator[tuple[ExpectedNode, int]]:
     for child, count in zip(expected.children, counts, strict=True):
-        if count < child.at_least:
-            yield child, child.at_least - count
+        least = child.least_if_there if count else child.at_least
+        if count < least:
+            yield child, least - count

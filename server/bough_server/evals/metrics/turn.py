@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, invocation_pb2
+from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, invocation_pb2
 from bough_server.evals.metrics.statistics import reaches
 
 MAX_REASON: Final = 2_000
@@ -21,6 +21,8 @@ class Turn:
     """What is expected of it; None if nothing is."""
     invocation: invocation_pb2.Invocation
     """The whole record of its run, folded without the limits of an answer."""
+    is_conversation: bool = False
+    """Whether it is no turn but all of them, as SimulatedUser.expect is about them; its index is then their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,11 @@ def score_difference(difference: str) -> TurnScore:
 def no_turn_score(reason: str) -> TurnScore:
     """Return the score of a turn that could not be scored."""
     return TurnScore(value=None, reason=reason)
+
+
+def list_expectations(case: eval_set_pb2.EvalCase) -> list[eval_set_pb2.EvalExpectation]:
+    """Return what a case expects of its turns, and of the conversation with its simulated user."""
+    return [*(turn.expect for turn in case.turns), case.user.expect]
 
 
 def name_of(metric: eval_set_pb2.EvalMetric) -> str:
@@ -101,8 +108,22 @@ def _reason(case: eval_set_pb2.EvalCase, scores: Mapping[int, TurnScore]) -> str
     """Join the reasons of turns, each with its turn if the case has several."""
     found = [(index, score.reason) for index, score in scores.items() if score.reason]
     if len(case.turns) > 1:
-        return " ".join(f"turns[{index}]: {_sentence(reason)}" for index, reason in found)
+        return " ".join(f"{name_turn(case, index)}: {_sentence(reason)}" for index, reason in found)
     return " ".join(_sentence(reason) for _, reason in found)
+
+
+def name_turn(case: eval_set_pb2.EvalCase, index: int) -> str:
+    """Return what sentences call a turn: its path, and its id if it has one; a conversation after its user."""
+    if index == len(case.turns) and case.HasField("user"):
+        return "user.expect"
+    named = case.turns[index].id if index < len(case.turns) else ""
+    return f"turns[{index}] ({named})" if named else f"turns[{index}]"
+
+
+def name_state(state: execution_pb2.ExecutionState.ValueType) -> str:
+    """Return a state as files write it, without the prefix of its enum; of a later version its number."""
+    known = state in execution_pb2.ExecutionState.values()
+    return execution_pb2.ExecutionState.Name(state).removeprefix("EXECUTION_STATE_") if known else str(state)
 
 
 def _sentence(text: str) -> str:

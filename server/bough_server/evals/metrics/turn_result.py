@@ -43,16 +43,17 @@ def turn_result(
     *,
     marks: Mapping[str, TreeMark.ValueType] = MappingProxyType({}),
     max_bytes: int = MAX_BYTES,
+    has_user: bool = False,
 ) -> EvalTurnResult:
     """Return what a result keeps of a turn, in at most `max_bytes`, of which 4 KiB are always enough.
 
     Texts are cut at 16,384 characters, and at most 1,000 agents, 2,000 calls and 2,000 steps are kept, fewer if they do
     not fit.
-    `marks` are those of the agents by invocation id.
+    `marks` are those of the agents by invocation id. With `has_user` what the user said is kept too.
     """
     result = EvalTurnResult()
     for bounds in _BOUNDS:
-        result = _Truncator(bounds).turn(invocation, marks)
+        result = _Truncator(bounds).turn(invocation, marks, has_user=has_user)
         if result.ByteSize() <= max_bytes:
             break
     return result
@@ -65,13 +66,16 @@ class _Truncator:
     bounds: _Bounds
     has_truncated: bool = field(default=False, init=False)
 
-    def turn(self, invocation: invocation_pb2.Invocation, marks: Mapping[str, TreeMark.ValueType]) -> EvalTurnResult:
+    def turn(
+        self, invocation: invocation_pb2.Invocation, marks: Mapping[str, TreeMark.ValueType], *, has_user: bool
+    ) -> EvalTurnResult:
         result = EvalTurnResult(
             run_id=self._name(invocation.run_id),
             trace_id=next((self._name(agent.trace_id) for agent in invocation.agents if agent.trace_id), ""),
             state=invocation.state,
             error=self._error(invocation.error) if invocation.HasField("error") else None,
             answer=self._answer(invocation.final_response),
+            user=self._answer(invocation.user_content) if has_user else "",
         )
         self._add_agents(result, invocation.agents, marks)
         # Added in place: a message that is passed to another's constructor is copied.

@@ -1,37 +1,52 @@
 """Results as one HTML page: cases, gates, and the expected tree beside the actual one with the differences marked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, execution_pb2, input_pb2, usage_pb2
-from bough_server.evals.metrics.tool_names import name_words
-from bough_server.evals.reports.expectations import call_blocks, expectation_blocks, mode_words, repeat_words
-from bough_server.evals.reports.page import Block, Call, Note, Step, TreeNode, indent_json, render
+from bough.v1 import eval_result_pb2, input_pb2
+from bough_server.evals.reports.page import Block, Note, indent_json, render
+from bough_server.evals.reports.trees import TurnView, iter_turn_views, usage_facts
 from bough_server.evals.reports.words import (
     CHANGES,
     change_reasons,
     comparison_sentences,
     comparison_text,
+    describe_unused_mocks,
+    incomplete_text,
+    means_texts,
     rate_text,
     rates_text,
+    reasons_of,
     reasons_of_trial,
+    result_text,
+    trial_text,
     verdict_text,
 )
+from bough_server.evals.results.verdicts import list_usages
 
-_MARKS: Final = {
-    eval_result_pb2.TREE_MARK_MATCHED: "matched",
-    eval_result_pb2.TREE_MARK_MOVED: "moved",
-    eval_result_pb2.TREE_MARK_UNEXPECTED: "unexpected",
-    eval_result_pb2.TREE_MARK_ALLOWED: "allowed",
-    eval_result_pb2.TREE_MARK_VIOLATED: "violated",
-}
 _CHANGE_STYLES: Final = {
     eval_result_pb2.CASE_CHANGE_BETTER: "passed",
     eval_result_pb2.CASE_CHANGE_WORSE: "failed",
     eval_result_pb2.CASE_CHANGE_REMOVED: "anomaly",
 }
 _PASSED: Final = eval_result_pb2.VERDICT_PASSED
+_ORDER: Final = (
+    eval_result_pb2.VERDICT_FAILED,
+    eval_result_pb2.VERDICT_NOT_EVALUATED,
+    eval_result_pb2.VERDICT_UNSPECIFIED,
+    _PASSED,
+)
+"""The order of cases by verdict."""
+
+_MOST_METRICS: Final = 20
+"""The most columns of metrics; what more there are, trials show."""
+_MOST_LABELS: Final = 200
+"""The most labels to choose from; the search finds the others."""
+_MOST_FLAKY: Final = 20
+_MOST_REASONS: Final = 3
+_MOST_REASON: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +72,29 @@ class ChangeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnView:
-    """A turn of a run."""
+class Share:
+    """A part of the summary bar: how many cases have a verdict."""
 
-    blocks: Sequence[Block]
-    expected: Sequence[TreeNode]
-    expectations: Sequence[Block]
-    actual: Sequence[TreeNode]
-    notes: Sequence[Note]
+    count: int
+    verdict: str
+    style: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A cell of a metric's column; `order` is the number that it is sorted by, empty without one."""
+
+    text: str
+    order: str
+    style: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
     """A trial of a case."""
 
+    id: str
+    name: str
     number: int
     verdict: str
     style: str
@@ -83,32 +107,67 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseView:
-    """A case."""
+    """A row of the table of cases, and what it unfolds to."""
 
     id: str
     name: str
     verdict: str
     style: str
+    order: int
     rate: str
-    metrics: str
-    facts: Sequence[str]
+    rate_order: str
+    is_flaky: bool
+    labels: Sequence[str]
+    scores: Sequence[Score]
+    reasons: str
     notes: Sequence[Note]
     trials: Sequence[TrialView]
-    is_open: bool
 
 
 def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None) -> str:
-    """Return the page of a result. It loads nothing, and works from a file."""
+    """Return the page of a result. It loads nothing, works from a file, and shows everything without its script too.
+
+    Cases that did not pass come first. The page sorts, filters and searches them.
+    """
+    metrics = list(dict.fromkeys(metric.name for case in result.cases for metric in case.metrics))
+    labels = Counter(label for case in result.cases for label in _labels(case))
+    cases = sorted(enumerate(result.cases), key=lambda numbered: _order(numbered[1].verdict))
     return render(
         "result.html.jinja",
+        script="result.js",
         title=result.eval_set_name or "evaluation",
-        verdict=verdict_text(result.verdict),
-        style=_style(result.verdict),
+        verdict=result_text(result),
+        style=_result_style(result),
+        shares=list(_shares(result.totals)),
         head=list(_head(result, comparison)),
         gates=[_gate(gate) for gate in result.gates],
         changes=list(_changes(comparison)) if comparison is not None else [],
-        cases=[_case(index, case) for index, case in enumerate(result.cases)],
+        metrics=metrics[:_MOST_METRICS],
+        labels=sorted(label for label, _ in labels.most_common(_MOST_LABELS)),
+        # One after another: the views of all trees together would be hundreds of megabytes.
+        cases=(_case(index, case, metrics[:_MOST_METRICS]) for index, case in cases),
+        case_count=len(result.cases),
     )
+
+
+def _shares(totals: eval_result_pb2.EvalTotals) -> Iterator[Share]:
+    known = (
+        (eval_result_pb2.VERDICT_FAILED, totals.cases_failed),
+        (eval_result_pb2.VERDICT_NOT_EVALUATED, totals.cases_not_evaluated),
+        (_PASSED, totals.cases_passed),
+    )
+    pending = totals.cases - sum(count for _, count in known)
+    for verdict, count in (*known, (eval_result_pb2.VERDICT_UNSPECIFIED, pending)):
+        if count > 0:
+            yield Share(count=count, verdict=verdict_text(verdict), style=_style(verdict))
+
+
+def _order(verdict: eval_result_pb2.Verdict.ValueType) -> int:
+    return _ORDER.index(verdict) if verdict in _ORDER else 0
+
+
+def _labels(case: eval_result_pb2.CaseResult) -> list[str]:
+    return [f"{name}={value}" for name, value in sorted(case.labels.items())]
 
 
 def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None) -> Iterator[Note]:
@@ -122,17 +181,21 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
     if found.HasField("pass_rate"):
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
-    yield Note(text=" · ".join(parts), style=_style(result.verdict))
+    style = _result_style(result)
+    if incomplete := incomplete_text(result):
+        yield Note(text=incomplete, style=style)
+    yield Note(text=" · ".join(parts), style=style)
     if result.reason:
-        yield Note(text=result.reason, style=_style(result.verdict))
-    means = [f"{name} {mean:.3g}" for name, mean in sorted(found.metric_means.items())]
-    if means:
-        yield Note(text=" · ".join(means))
-    for name, usage in (("runs", found.usage), ("judges", found.judge_usage)):
-        if used := list(_usage_facts(usage)):
+        yield Note(text=result.reason, style=style)
+    if means := means_texts(found):
+        yield Note(text=f"means: {' · '.join(means)}")
+    for name, usage in zip(("runs", "judges", "simulated users"), list_usages(found), strict=True):
+        if used := list(usage_facts(usage)):
             yield Note(text=f"{name}: {' · '.join(used)}")
     if found.flaky_cases:
-        yield Note(text=f"flaky: {', '.join(found.flaky_cases)}", style="anomaly")
+        more = len(found.flaky_cases) - _MOST_FLAKY
+        names = [*found.flaky_cases[:_MOST_FLAKY], *([f"and {more} more"] if more > 0 else [])]
+        yield Note(text=f"flaky: {', '.join(names)}", style="anomaly")
     if result.evaluation_id:
         yield Note(text=f"evaluation {result.evaluation_id}, agent {result.pins.agent or '-'}")
     if comparison is not None:
@@ -159,32 +222,49 @@ def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
             )
 
 
-def _case(index: int, case: eval_result_pb2.CaseResult) -> CaseView:
-    metrics = ", ".join(
-        f"{metric.name} {metric.mean:.3g}" if metric.HasField("mean") else f"{metric.name} -" for metric in case.metrics
-    )
-    rate = rate_text(case.statistics)
-    flaky = " flaky" if case.statistics.flaky else ""
-    labels = [f"{name}={value}" for name, value in sorted(case.labels.items())]
+def _case(index: int, case: eval_result_pb2.CaseResult, metrics: Sequence[str]) -> CaseView:
+    found = {metric.name: metric for metric in case.metrics}
+    reasons = [reason if len(reason) <= _MOST_REASON else f"{reason[:_MOST_REASON]}…" for reason in reasons_of(case)]
+    notes = [Note(text=case.reason, style=_style(case.verdict))] if case.reason else []
+    trials = [*case.trials, *case.reruns]
+    opened = next((trial for trial in trials if trial.verdict != _PASSED), None)
+    statistics = case.statistics
     return CaseView(
         id=f"case-{index}",
         name=case.case_id,
         verdict=verdict_text(case.verdict),
         style=_style(case.verdict),
-        rate=f"{rate}{flaky}",
-        metrics=metrics,
-        facts=[fact for fact in (f"{rate}{flaky}", metrics, *labels) if fact],
-        notes=[Note(text=case.reason, style=_style(case.verdict))] if case.reason else [],
-        trials=[_trial(trial, case) for trial in case.trials],
-        is_open=case.verdict != _PASSED,
+        order=_order(case.verdict),
+        rate=rate_text(statistics),
+        rate_order=f"{statistics.pass_rate:.6g}" if statistics.HasField("pass_rate") else "",
+        is_flaky=statistics.flaky,
+        labels=_labels(case),
+        scores=[_score(found[name]) if name in found else Score(text="", order="", style="") for name in metrics],
+        reasons=" ".join(reasons[:_MOST_REASONS]),
+        notes=[*notes, *(Note(text=text, style="anomaly") for text in describe_unused_mocks(case))],
+        trials=[
+            _trial(trial, case, place=f"case-{index}-trial-{number}", is_open=trial is opened)
+            for number, trial in enumerate(trials)
+        ],
     )
 
 
-def _trial(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseResult) -> TrialView:
+def _score(metric: eval_result_pb2.MetricSummary) -> Score:
+    is_known = metric.HasField("mean")
+    return Score(
+        text=f"{metric.mean:.3g}" if is_known else "-",
+        order=f"{metric.mean:.6g}" if is_known else "",
+        style=_style(metric.verdict),
+    )
+
+
+def _trial(
+    trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseResult, *, place: str, is_open: bool
+) -> TrialView:
     facts = [f"{score.name} {score.score:.3g}" for score in trial.scores if score.HasField("score")]
     if trial.HasField("duration"):
         facts.append(f"{trial.duration.ToTimedelta().total_seconds():.1f} s")
-    facts += _usage_facts(trial.usage)
+    facts += usage_facts(trial.usage)
     notes = [Note(text=reason, style=_style(trial.verdict)) for reason in reasons_of_trial(trial)]
     notes += [
         Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
@@ -192,124 +272,17 @@ def _trial(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseRes
         for one in score.judgments
     ]
     return TrialView(
+        id=place,
+        name=trial_text(trial),
         number=trial.trial + 1,
         verdict=verdict_text(trial.verdict),
         style=_style(trial.verdict),
         facts=facts,
         notes=notes,
         blocks=list(_question(trial.unanswered)) if trial.HasField("unanswered") else [],
-        turns=[_turn(number, turn, trial, case) for number, turn in enumerate(trial.turns)],
-        is_open=trial.verdict != _PASSED and trial.trial == 0,
+        turns=list(iter_turn_views(trial, case)),
+        is_open=is_open,
     )
-
-
-def _turn(
-    number: int,
-    turn: eval_result_pb2.EvalTurnResult,
-    trial: eval_result_pb2.CaseTrialResult,
-    case: eval_result_pb2.CaseResult,
-) -> TurnView:
-    asked = case.turns[number] if number < len(case.turns) else eval_set_pb2.EvalTurn()
-    notes = [Note(text=f"run {turn.run_id}" + (f", trace {turn.trace_id}" if turn.trace_id else ""))]
-    if turn.error.message:
-        notes.append(Note(text=turn.error.message, style="failed"))
-    if turn.truncated:
-        notes.append(Note(text="Parts of the tree or of its texts were left out.", style="anomaly"))
-    user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts)
-    return TurnView(
-        blocks=[Block(title=f"turn {number + 1}, user", text=user)] if user else [],
-        expected=list(_build_expected_nodes(asked.expect.agents, "", 0, _find_expected_marks(number, trial))),
-        expectations=list(expectation_blocks(asked.expect)),
-        actual=[_agent(agent) for agent in turn.agents],
-        notes=notes,
-    )
-
-
-def _find_expected_marks(turn: int, trial: eval_result_pb2.CaseTrialResult) -> Mapping[tuple[str, str], str]:
-    """Return the marks of expected agents, by name and the path of the caller: those that are missing or elsewhere."""
-    kinds = {eval_result_pb2.DIFFERENCE_KIND_MISSING: "missing", eval_result_pb2.DIFFERENCE_KIND_MOVED: "moved"}
-    return {
-        (one.agent, one.expected_parent): kinds[one.kind]
-        for score in trial.scores
-        for comparison in score.tree_comparisons
-        if comparison.turn == turn
-        for one in comparison.differences
-        if one.kind in kinds
-    }
-
-
-def _build_expected_nodes(
-    agents: Sequence[eval_set_pb2.ExpectedAgent], parent: str, depth: int, marks: Mapping[tuple[str, str], str]
-) -> Iterator[TreeNode]:
-    for agent in agents:
-        calls = [Call(name=name_words(tool), state="", blocks=list(call_blocks(tool))) for tool in agent.tools]
-        yield TreeNode(
-            name=agent.name,
-            depth=depth,
-            mark=marks.get((agent.name, parent), ""),
-            facts=list(_describe_expected_agent(agent)),
-            steps=[Step(calls=calls)] if calls else [],
-        )
-        yield from _build_expected_nodes(
-            agent.children, f"{parent}/{agent.name}" if parent else agent.name, depth + 1, marks
-        )
-
-
-def _describe_expected_agent(agent: eval_set_pb2.ExpectedAgent) -> Iterator[str]:
-    if agent.optional:
-        yield "optional"
-    if agent.HasField("repeat"):
-        yield repeat_words(agent.repeat)
-    if agent.children and agent.children_order == eval_set_pb2.EVAL_ORDER_ORDERED:
-        yield "in order"
-    if agent.extra == eval_set_pb2.EXTRA_AGENTS_POLICY_ALLOW:
-        yield "others allowed"
-    if agent.forbidden:
-        yield f"never below it: {', '.join(agent.forbidden)}"
-    if mode := mode_words(agent):
-        yield mode
-
-
-def _agent(agent: eval_result_pb2.EvalAgent) -> TreeNode:
-    # The id is no anchor: it is not unique among the runs of a page.
-    return TreeNode(
-        name=agent.name,
-        depth=agent.depth,
-        state=_state_text(agent.state),
-        mark=_MARKS.get(agent.mark, ""),
-        facts=[*([_pluralize(agent.step_count, "step")] if agent.step_count else []), *_usage_facts(agent.usage)],
-        steps=list(_steps(agent)),
-        answer=[Block(title="answer", text=agent.answer)] if agent.answer else [],
-        is_open=agent.depth == 0,
-    )
-
-
-def _steps(agent: eval_result_pb2.EvalAgent) -> Iterator[Step]:
-    """Yield each step with its calls, then the calls outside of steps."""
-    calls: dict[int | None, list[Call]] = {}
-    numbers = {step.index for step in agent.steps}
-    for call in agent.calls:
-        number = call.step_index if call.HasField("step_index") and call.step_index in numbers else None
-        calls.setdefault(number, []).append(_call(call))
-    for step in agent.steps:
-        blocks = [Block(title=f"step {step.index + 1}", text=step.text)] if step.text else []
-        yield Step(blocks=blocks, calls=calls.pop(step.index, []))
-    if None in calls:
-        yield Step(calls=calls[None])
-
-
-def _call(call: eval_result_pb2.EvalCall) -> Call:
-    blocks = [
-        Block(title=title, text=indent_json(text))
-        for title, text in (
-            ("arguments", call.arguments_json),
-            ("edited arguments", call.executed_arguments_json),
-            ("result", call.result_json),
-        )
-        if text
-    ]
-    notes = [Note(text=call.error.message, style="failed")] if call.error.message else []
-    return Call(name=call.name, state=_state_text(call.state), blocks=blocks, notes=notes)
 
 
 def _question(request: input_pb2.InputRequest) -> Iterator[Block]:
@@ -320,25 +293,9 @@ def _question(request: input_pb2.InputRequest) -> Iterator[Block]:
         yield Block(title=f"about {request.call.name}", text=indent_json(request.call.arguments_json))
 
 
-def _usage_facts(usage: usage_pb2.Usage) -> Iterator[str]:
-    if usage.HasField("total_tokens"):
-        yield f"{usage.total_tokens:,} tokens"
-    elif usage.HasField("input_tokens") or usage.HasField("output_tokens"):
-        yield f"{usage.input_tokens + usage.output_tokens:,} tokens"
-    if usage.HasField("cost_nanos"):
-        yield f"{usage.cost_nanos / 1e9:.4g} {usage.currency_code}"
-
-
-def _pluralize(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _state_text(state: execution_pb2.ExecutionState.ValueType) -> str:
-    """Return a state in words; empty for one that a later version has."""
-    if not state or state not in execution_pb2.ExecutionState.values():
-        return ""
-    return execution_pb2.ExecutionState.Name(state).removeprefix("EXECUTION_STATE_").lower()
-
-
 def _style(status: eval_result_pb2.Verdict.ValueType) -> str:
     return verdict_text(status).replace(" ", "-")
+
+
+def _result_style(result: eval_result_pb2.EvalResult) -> str:
+    return "cancelled" if incomplete_text(result) else _style(result.verdict)

@@ -1,75 +1,120 @@
-"""Results as JUnit XML, which CI servers show as tests: the set is a suite, and each case a test case."""
+"""Results as JUnit XML, which CI servers show as tests: the set is a suite, and each case a test case.
+
+The root is a suite, as Surefire writes it, and a test case has no properties: Jenkins' and Surefire's schemas know
+neither several suites in one file nor properties of a case. What a case has of them is in its output.
+"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from junitparser import Error, Failure, JUnitXml, Properties, Property, TestCase, TestSuite
+from junitparser import Error, Failure, TestCase, TestSuite
 
 from bough.v1 import eval_result_pb2
-from bough_server.evals.reports.words import reasons_of
+from bough_server.evals.reports.tree_text import trees_text
+from bough_server.evals.reports.words import (
+    CHANGES,
+    change_reasons,
+    comparison_sentences,
+    comparison_text,
+    incomplete_text,
+    rates_text,
+    reasons_of,
+)
 
 _FORBIDDEN: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 does not allow, escaped or not; the library writes them as they are."""
 
 _MOST_MESSAGE: Final = 300
+_MOST_TRIALS: Final = 3
+"""The most trials of a case whose trees are shown; a file of --json or --html has all."""
+
+_Changes = Mapping[str, eval_result_pb2.CaseComparison]
 
 
-def junit_text(result: eval_result_pb2.EvalResult) -> str:
+def junit_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None) -> str:
     """Return a result as JUnit XML.
 
     A case that failed is a failure, and one that crashed or could not be scored an error; a gate is a test case too,
-    and so is the verdict if it has a reason that no case and no gate has.
-    Scores, bounds, and the ids of runs and traces are properties of a case.
+    and so is the verdict if it has a reason that no case and no gate has, and the evaluation if it did not succeed.
+    Scores, bounds, labels, the ids of runs and traces, how the case changed, and the trees of trials that did not pass
+    are the output of a case.
     """
     name = _clean(result.eval_set_name or "evaluation")
     suite = TestSuite(name)
-    if result.evaluation_id:
-        suite.add_property("evaluation_id", _clean(result.evaluation_id))
-    for metric, mean in sorted(result.totals.metric_means.items()):
-        suite.add_property(f"mean.{_clean(metric)}", f"{mean:g}")
+    for key, value in _suite_properties(result, comparison):
+        suite.add_property(_clean(key), _clean(value))
+    changes = {case.case_id: case for case in comparison.cases if case.change in CHANGES} if comparison else {}
     for case in result.cases:
-        suite.add_testcase(_test_case(case, name))
+        suite.add_testcase(_test_case(case, name, changes))
     for gate in result.gates:
-        one = TestCase(_clean(f"gate {gate.gate}"), classname=name)
-        if gate.verdict != eval_result_pb2.VERDICT_PASSED:
-            one.result = [_outcome(gate.verdict, [gate.reason or "The gate does not hold."])]
-        suite.add_testcase(one)
+        is_held = gate.verdict == eval_result_pb2.VERDICT_PASSED
+        outcome = None if is_held else _outcome(gate.verdict, [gate.reason or "The gate does not hold."])
+        suite.add_testcase(_build_case(f"gate {gate.gate}", name, outcome))
     if result.reason:
-        one = TestCase("verdict", classname=name)
-        one.result = [_outcome(result.verdict, [result.reason])]
-        suite.add_testcase(one)
-    xml = JUnitXml()
-    xml.add_testsuite(suite)
-    return str(xml.tostring().decode()) + "\n"
+        suite.add_testcase(_build_case("verdict", name, _outcome(result.verdict, [result.reason])))
+    if incomplete := incomplete_text(result):
+        # Cases that passed before the end must not look like an evaluation that did.
+        outcome = _outcome(eval_result_pb2.VERDICT_NOT_EVALUATED, [incomplete])
+        suite.add_testcase(_build_case("evaluation", name, outcome))
+    suite.time = round(sum(case.time for case in suite), 3)
+    return str(suite.tostring().decode()) + "\n"
 
 
-def _test_case(case: eval_result_pb2.CaseResult, suite: str) -> TestCase:
-    one = TestCase(_clean(case.case_id), classname=suite)
-    one.time = sum(trial.duration.ToTimedelta().total_seconds() for trial in case.trials)
-    # A TestCase has no add_property, as suites have: the element is appended instead.
-    properties = Properties()
-    for name, value in _properties(case):
-        properties.add_property(Property(_clean(name), _clean(value)))
-    one.append(properties)
+def _suite_properties(
+    result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None
+) -> Iterator[tuple[str, str]]:
+    if result.evaluation_id:
+        yield "evaluation_id", result.evaluation_id
+    for metric, mean in sorted(result.totals.metric_means.items()):
+        yield f"mean.{metric}", f"{mean:g}"
+    if comparison is not None:
+        yield "comparison", comparison_text(comparison)
+        for text in (*comparison_sentences(comparison, result.suspects), *comparison.pins_changed):
+            yield "comparison", text
+        for case in comparison.cases:
+            if case.change == eval_result_pb2.CASE_CHANGE_REMOVED:
+                yield "removed", case.case_id
+
+
+def _test_case(case: eval_result_pb2.CaseResult, suite: str, changes: _Changes) -> TestCase:
+    outcome = None
     if case.verdict != eval_result_pb2.VERDICT_PASSED:
         status = case.verdict
         if any(trial.crashed for trial in case.trials):
             status = eval_result_pb2.VERDICT_NOT_EVALUATED
-        one.result = [_outcome(status, reasons_of(case))]
+        outcome = _outcome(status, reasons_of(case) or ["Not all of its trials are scored."])
+    one = _build_case(case.case_id, suite, outcome)
+    one.time = round(sum(trial.duration.ToTimedelta().total_seconds() for trial in case.trials), 3)
+    lines = [f"{name}: {' '.join(value.split())}" for name, value in _facts(case)]
+    if change := changes.get(case.case_id):
+        lines.append(f"against the baseline: {CHANGES[change.change]}, pass rate {rates_text(change)}")
+        lines += [f"  - {' '.join(reason.split())}" for reason in change_reasons(change)]
+    if outcome is not None and (trees := trees_text(case, most_trials=_MOST_TRIALS)):
+        lines.append(trees)
+    if lines:
+        one.system_out = _clean("\n".join(lines))
     return one
 
 
-def _outcome(status: eval_result_pb2.Verdict.ValueType, reasons: list[str]) -> Failure | Error:
+def _build_case(name: str, suite: str, outcome: Failure | Error | None) -> TestCase:
+    case = TestCase(_clean(name), classname=suite, time=0.0)
+    if outcome is not None:
+        case.result = [outcome]
+    return case
+
+
+def _outcome(status: eval_result_pb2.Verdict.ValueType, reasons: Sequence[str]) -> Failure | Error:
     """Return a failure, or an error for what could not be scored; the message is one line, the first reason."""
-    kind = Failure if status == eval_result_pb2.VERDICT_FAILED else Error
-    first = " ".join(_clean(reasons[0] if reasons else "It did not pass.").split())
-    outcome = kind(first if len(first) <= _MOST_MESSAGE else first[: _MOST_MESSAGE - 1] + "…")
+    is_failure = status == eval_result_pb2.VERDICT_FAILED
+    first = " ".join(_clean(reasons[0]).split())
+    message = first if len(first) <= _MOST_MESSAGE else first[: _MOST_MESSAGE - 1] + "…"
+    outcome = Failure(message, "failed") if is_failure else Error(message, "not scored")
     outcome.text = _clean("\n".join(reasons))
     return outcome
 
 
-def _properties(case: eval_result_pb2.CaseResult) -> Iterator[tuple[str, str]]:
+def _facts(case: eval_result_pb2.CaseResult) -> Iterator[tuple[str, str]]:
     for metric in case.metrics:
         if metric.HasField("mean"):
             yield f"score.{metric.name}", f"{metric.mean:g}"

@@ -1,21 +1,27 @@
 """Results as Markdown, for a comment on a pull request or the summary of a CI job."""
 
+import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bough.v1 import eval_result_pb2
+from bough_server.evals.reports.tree_text import trees_text
 from bough_server.evals.reports.words import (
     CHANGES,
     change_reasons,
     comparison_sentences,
     comparison_text,
     cost_text,
+    incomplete_text,
+    means_texts,
     rate_text,
     rates_text,
     reasons_of,
+    result_text,
     verdict_text,
 )
+from bough_server.evals.results.gate_numbers import pluralize
 from bough_server.plain_text import escape_controls, one_line
 
 MAX_CHARACTERS: Final = 65_000
@@ -27,45 +33,53 @@ _MOST_METRICS: Final = 20
 _MOST_FLAKY: Final = 20
 _MOST_OF_LIST: Final = 12_000
 """The most characters of the list of gates, and of that of changes."""
+_MOST_OF_TREES: Final = 8_000
+"""The most characters of the trees of a case."""
 
+_PASSED: Final = eval_result_pb2.VERDICT_PASSED
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 _LINKS: Final = re.compile(r"([@#])(?=\w)|(://)|\b(www)(?=\.)|\b(GH)(?=-\d)", re.IGNORECASE)
 """What GitHub makes links of, after Markdown is read: mentions, which notify people, issues and addresses."""
 
+_BACKTICKS: Final = re.compile("`{3,}")
 _ZERO_WIDTH_SPACE: Final = "\u200b"
 
 
 def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None) -> str:
     """Return a result as Markdown of at most MAX_CHARACTERS.
 
-    Cases that did not pass come first. What does not fit is left out from the end, passing cases first, and counted.
+    Cases that did not pass come first. Below them are the trees of those, folded. What does not fit is left out from
+    the end, trees first, then passing cases, and counted.
     """
     head = [*_head(result), *_fit_list(_gates(result))]
     if comparison is not None:
         head += [f"Against the baseline: {comparison_text(comparison)}.", ""]
         said = [*comparison_sentences(comparison, result.suspects), *comparison.pins_changed]
         head += [*_fit_list(f"- {_plain(text)}" for text in said), *_fit_table(_changes(comparison))]
-    cases = sorted(result.cases, key=lambda case: case.verdict == eval_result_pb2.VERDICT_PASSED)
+    cases = sorted(result.cases, key=lambda case: case.verdict == _PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
     lines = [*head, "| verdict | case | trials | why |", "|---|---|---|---|", *kept]
     if left_out:
         lines += ["", f"{left_out} more cases are left out."]
+    lines += _fit_trees(cases, MAX_CHARACTERS - sum(len(line) + 1 for line in lines) - 200)
     return "\n".join(lines) + "\n"
 
 
 def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     found = result.totals
-    yield f"### {_plain(result.eval_set_name or 'Evaluation')}: {verdict_text(result.verdict)}"
+    yield f"### {_plain(result.eval_set_name or 'Evaluation')}: {result_text(result)}"
     yield ""
+    if incomplete := incomplete_text(result):
+        yield _plain(incomplete)
+        yield ""
     parts = [f"{found.cases_passed} of {found.cases} cases passed"]
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):
         bounds = found.pass_rate_interval
         parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
-    means = sorted(found.metric_means.items())
-    parts += [f"{_plain(name)} {mean:.3g}" for name, mean in means[:_MOST_METRICS]]
+    parts += map(_plain, means_texts(found)[:_MOST_METRICS])
     if cost := cost_text(result):
         parts.append(_plain(cost))
     yield ", ".join(parts)
@@ -117,6 +131,32 @@ def _row(case: eval_result_pb2.CaseResult) -> str:
     return f"| {' | '.join(columns)} |"
 
 
+def _fit_trees(cases: Sequence[eval_result_pb2.CaseResult], most: int) -> list[str]:
+    """Return the folded trees of the cases that did not pass, as far as they fit, and how many do not."""
+    lines: list[str] = []
+    left_out = 0
+    for case in cases:
+        if case.verdict == _PASSED or all(trial.verdict == _PASSED for trial in case.trials):
+            continue
+        if not left_out:  # there may be thousands: those after the first that does not fit are only counted
+            lines.append(f"\n{_fold(case.case_id, trees_text(case, most_trials=1))}")
+            most -= len(lines[-1]) + 1
+        left_out += most < 0
+    if left_out:
+        lines[-1] = f"\nThe trees of {pluralize(left_out, 'more case')} are left out."
+    return lines
+
+
+def _fold(title: str, text: str) -> str:
+    """Return a text folded below a title. A fence longer than any in the text keeps it a text."""
+    lines, left_out = _fitting(text.split("\n"), _MOST_OF_TREES)
+    more = [f"and {pluralize(left_out, 'more line')}"] if left_out else []
+    fence = "`" * max([3, *(len(run) + 1 for run in _BACKTICKS.findall(text))])
+    summary = html.escape(_break_links(_shorten(title)))
+    head = f"<details><summary>{summary}: expected and actual tree</summary>"
+    return "\n".join([head, "", f"{fence}text", *lines, *more, fence, "", "</details>"])
+
+
 def _fitting(rows: list[str], most: int) -> tuple[list[str], int]:
     """Return the rows that fit, and how many do not."""
     size = 0
@@ -129,7 +169,14 @@ def _fitting(rows: list[str], most: int) -> tuple[list[str], int]:
 
 def _plain(text: str) -> str:
     """Return a text on one line that Markdown shows as it is, and in which nothing is a link or notifies anyone."""
-    line = one_line(escape_controls(text))
-    line = line if len(line) <= _MOST_REASON else line[: _MOST_REASON - 1] + "…"
-    line = _LINKS.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, line)
+    line = _break_links(_shorten(text))
     return _SPECIAL.sub(r"\\\1", line.replace("&", "&amp;"))
+
+
+def _shorten(text: str) -> str:
+    line = one_line(escape_controls(text))
+    return line if len(line) <= _MOST_REASON else line[: _MOST_REASON - 1] + "…"
+
+
+def _break_links(line: str) -> str:
+    return _LINKS.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, line)

@@ -1,12 +1,16 @@
 """Self-contained HTML pages with agent trees: what templates show, and the environment that renders them.
 
-Pages load nothing and run no script. What models and tools said is text in them, whatever it is.
+Pages load nothing and run no script but one of ours, which their policy names by its hash. What models and tools said
+is text in them, whatever it is.
 """
 
+import base64
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -36,10 +40,14 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A tool call; `target` and `target_name` are the id and the name of the agent that it called."""
+    """A tool call; `target` and `target_name` are the id and the name of the agent that it called.
+
+    `number` is its number among the agent's calls, from 1; 0 for one without.
+    """
 
     name: str
     state: str
+    number: int = 0
     facts: Sequence[str] = ()
     blocks: Sequence[Block] = ()
     notes: Sequence[Note] = ()
@@ -104,7 +112,14 @@ def _environment() -> Environment:
     )
 
 
-def render(template: str, **values: Any) -> str:
-    """Return a page. It has ASCII characters only, so that it survives any encoding."""
-    page = _environment().get_template(template).render(**values)
+def render(template: str, *, script: str = "", **values: Any) -> str:
+    """Return a page. It has ASCII characters only, so that it survives any encoding.
+
+    `script` names the one file of `templates` that the page runs. It has to be ASCII without "</script".
+    """
+    text = (files("bough_server.evals.reports") / "templates" / script).read_text("ascii") if script else ""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    policy = "default-src 'none'; style-src 'unsafe-inline'" + (f"; script-src 'sha256-{digest}'" if script else "")
+    # Only this file is taken as it is: everything else is escaped.
+    page = _environment().get_template(template).render(policy=policy, script=Markup(text), **values)
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")

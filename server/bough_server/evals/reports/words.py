@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from bough.v1 import eval_result_pb2
+from bough.v1 import eval_result_pb2, execution_pb2
 from bough_server.evals.results.gate_numbers import pluralize
+from bough_server.evals.results.verdicts import list_usages
 
 STATUS: Final = {
     eval_result_pb2.VERDICT_PASSED: "passed",
@@ -76,15 +77,44 @@ def verdict_text(status: eval_result_pb2.Verdict.ValueType) -> str:
     return STATUS.get(status, "pending")
 
 
+def result_text(result: eval_result_pb2.EvalResult) -> str:
+    """Return the verdict of a result in words; of an evaluation that has not succeeded, what became of it."""
+    if result.state == execution_pb2.EXECUTION_STATE_CANCELLED:
+        return "cancelled"
+    if result.state == execution_pb2.EXECUTION_STATE_FAILED:
+        return "ended without a verdict"
+    return "running" if _is_unfinished(result) else verdict_text(result.verdict)
+
+
+def incomplete_text(result: eval_result_pb2.EvalResult) -> str:
+    """Return that a result is not of a whole evaluation and why, in sentences; empty if it is of one that succeeded."""
+    if not _is_unfinished(result):
+        return ""
+    ends = {execution_pb2.EXECUTION_STATE_CANCELLED: "was cancelled", execution_pb2.EXECUTION_STATE_FAILED: "failed"}
+    end = ends.get(result.state, "has not ended")
+    why = f": {result.error.message.rstrip('.')}" if result.error.message else ""
+    ended, trials = result.totals.trials_ended, pluralize(result.totals.trials, "trial")
+    return f"The evaluation {end}{why}. It has no verdict: {ended} of {trials} ended."
+
+
+def _is_unfinished(result: eval_result_pb2.EvalResult) -> bool:
+    """Return whether an evaluation has not succeeded; a result without a state is finished if it has a verdict."""
+    if not result.state:
+        return not result.verdict
+    return result.state != execution_pb2.EXECUTION_STATE_SUCCEEDED
+
+
+def means_texts(totals: eval_result_pb2.EvalTotals) -> list[str]:
+    """Return the mean of each metric as gates have it: a crashed trial counts as 0."""
+    return [f"{name} {mean:.3g}" for name, mean in sorted(totals.metric_means.items())]
+
+
 def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
     """Return why a case did not pass, without what a sentence before has said already: its own reason, then its runs'.
 
     Sentences about one of several runs begin with its number, from 1.
     """
-    unused = [
-        f"mocks.{'agents' if mock.is_agent else 'tools'}[{mock.index}], of {mock.name}, answered no call."
-        for mock in case.unused_mocks
-    ]
+    unused = describe_unused_mocks(case)
     if case.verdict == eval_result_pb2.VERDICT_PASSED:
         return unused
     shown = [case.reason] if case.reason else []
@@ -92,6 +122,23 @@ def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
         number = f"trial {trial.trial + 1}: " if len(case.trials) > 1 else ""
         shown += [f"{number}{text}" for text in reasons_of_trial(trial, earlier_reasons=shown)]
     return shown + unused
+
+
+def describe_unused_mocks(case: eval_result_pb2.CaseResult) -> list[str]:
+    """Return a sentence for each mock of a case that no trial used."""
+    return [
+        f"mocks.{'agents' if mock.is_agent else 'tools'}[{mock.index}], of {mock.name}, answered no call."
+        for mock in case.unused_mocks
+    ]
+
+
+def trial_text(trial: eval_result_pb2.CaseTrialResult) -> str:
+    """Return what a trial is called, with its number from 1."""
+    names = {
+        eval_result_pb2.TRIAL_PURPOSE_RERUN: "fresh trial",
+        eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN: "fresh trial of the baseline",
+    }
+    return f"{names.get(trial.purpose, 'trial')} {trial.trial + 1}"
 
 
 def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, earlier_reasons: Sequence[str] = ()) -> list[str]:
@@ -127,9 +174,9 @@ def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
 
 
 def cost_text(result: eval_result_pb2.EvalResult) -> str:
-    """Return what the runs cost, and what the judges did, as far as it is known."""
+    """Return what the runs cost, and what judges and simulated users did, as far as it is known."""
     parts: list[str] = []
-    for name, usage in (("runs", result.totals.usage), ("judges", result.totals.judge_usage)):
+    for name, usage in zip(("runs", "judges", "simulated users"), list_usages(result.totals), strict=True):
         if usage.HasField("cost_nanos"):
             parts.append(f"{name} {usage.cost_nanos / 1e9:.4g} {usage.currency_code}")
     return ", ".join(parts)

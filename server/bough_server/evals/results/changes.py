@@ -155,12 +155,13 @@ def estimate_changes(pairs: Sequence[Pair], *, seed: str) -> Iterator[eval_resul
         for name, value in new.items():
             if name in old:
                 found.setdefault(name, []).append(value - old[name])
+    rates = {name for name in found if name == "pass_rate" or name.endswith(".mean")}
+    intervals = statistics.find_change_intervals(found, seed, rates=rates)
     for name, differences in found.items():
-        is_rate = name == "pass_rate" or name.endswith(".mean")
         yield eval_result_pb2.EstimatedChange(
             name=name,
             value=statistics.mean(differences),
-            interval=statistics.find_change_interval(differences, seed, is_rate=is_rate),
+            interval=intervals[name],
             cases=len(differences),
         )
 

@@ -151,6 +151,7 @@ def _compare_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.Eva
     yield from _compare_entries("tool", left.tools, right.tools)
     yield from _describe_change("The price list", left.prices, right.prices)
     yield from _compare_entries("judge", left.judges, right.judges)
+    yield from _compare_entries("model of simulated users", left.users, right.users)
     yield from _describe_change("The version of the server", left.server_version, right.server_version)
 
 

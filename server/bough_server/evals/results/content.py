@@ -7,7 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from bough.v1 import eval_result_pb2
-from bough_server.evals.results.secrets import Redactor
+from bough_server.matching.secrets import RedactionRules, Redactor
 from bough_server.messages import copy_of
 
 MAX_CHARACTERS: Final = 2_000
@@ -17,6 +17,7 @@ _IDS: Final = frozenset(
     {
         "evaluation_id",
         "run_id",
+        "user_run_id",
         "trace_id",
         "invocation_id",
         "invocation_id_before",
@@ -73,9 +74,9 @@ def reduce_result(
 
     Raises ConfigurationError for a pattern that is no regular expression.
     """
-    redactor = Redactor(fields=fields, patterns=patterns)
     shown, compared = copy_of(result), None if comparison is None else copy_of(comparison)
     both = [one for one in (shown, compared) if one is not None]
+    redactor = build_redactor(both, RedactionRules(fields=fields, patterns=patterns))
     _reduce_all(both, content, redactor, keeps_files=content == "full" and not (fields or patterns))
     return shown, compared
 
@@ -85,15 +86,27 @@ def remove_secrets(message: _Message, *, fields: Sequence[str] = (), patterns: S
 
     Raises ConfigurationError for a pattern that is no regular expression.
     """
+    return redact_copy(message, build_redactor([message], RedactionRules(fields=fields, patterns=patterns)))
+
+
+def build_redactor(messages: Sequence[Message], rules: RedactionRules) -> Redactor:
+    """Return a redactor that knows the secrets of these messages. Raises ConfigurationError as `reduce_result`."""
+    redactor = Redactor(fields=rules.fields, patterns=rules.patterns)
+    if not rules.is_empty:
+        for message in _messages(messages):
+            for text in _texts(message):
+                redactor.collect(text)
+    return redactor
+
+
+def redact_copy(message: _Message, redactor: Redactor) -> _Message:
+    """Return a copy of a message without secrets; files are kept."""
     shown = copy_of(message)
-    _reduce_all([shown], "full", Redactor(fields=fields, patterns=patterns), keeps_files=True)
+    _reduce_all([shown], "full", redactor, keeps_files=True)
     return shown
 
 
 def _reduce_all(messages: Sequence[Message], content: str, redactor: Redactor, *, keeps_files: bool) -> None:
-    for message in _messages(messages):
-        for text in _texts(message):
-            redactor.collect(text)
     change = _build_change(content, redactor)
     for message in list(_messages(messages)):
         _reduce(message, change, keeps_files=keeps_files)

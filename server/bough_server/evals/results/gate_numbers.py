@@ -12,6 +12,7 @@ from bough_server.evals.results.verdicts import (
     NOT_EVALUATED,
     PASSED,
     has_unscored,
+    list_usages,
     measure_metrics,
     total_cost,
 )
@@ -104,12 +105,12 @@ def metric_mean(cases: Sequence[eval_result_pb2.CaseResult], metric: str) -> Mea
 
 
 def cost(cases: Iterable[eval_result_pb2.CaseResult], totals: eval_result_pb2.EvalTotals) -> Measured:
-    """Return what runs and judges cost, in units of the currency."""
+    """Return what runs, judges and simulated users cost, in units of the currency."""
     used = total_cost(totals)
-    parts = [totals.usage, totals.judge_usage]
+    parts = [*list_usages(totals)]
     # A sum has a cost as soon as one of its parts has: it is whole only if each of them has.
     trials = [trial for case in cases for trial in (*case.trials, *case.reruns)]
-    parts += [usage for trial in trials for usage in (trial.usage, trial.judge_usage)]
+    parts += [usage for trial in trials for usage in list_usages(trial)]
     unknown = not all(map(has_whole_cost, parts))
     if not used.HasField("cost_nanos"):
         called = any(part.model_calls for part in parts)

@@ -69,6 +69,7 @@ def case_result(
         case_id=planned.eval_case.id,
         labels=planned.eval_case.labels,
         turns=map(_drop_recorded_invocation, planned.eval_case.turns),
+        user=planned.eval_case.user if planned.eval_case.HasField("user") else None,
         verdict=status,
         reason=reason,
         trials=ordered,
@@ -86,13 +87,13 @@ def _measure_trials(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> eval_r
     """Return what a trial takes in the mean; None without trials."""
     if not trials:
         return None
-    used = [[trial.usage, trial.judge_usage] for trial in trials]
-    tokens = [sum(usage.total_tokens or usage.input_tokens + usage.output_tokens for usage in both) for both in used]
+    used = [list_usages(trial) for trial in trials]
+    tokens = [sum(usage.total_tokens or usage.input_tokens + usage.output_tokens for usage in each) for each in used]
     means = eval_result_pb2.TrialMeans(tokens=statistics.mean(tokens))
-    parts = [usage for both in used for usage in both]
+    parts = [usage for each in used for usage in each]
     currencies = {usage.currency_code for usage in parts if usage.currency_code}
     if all(map(has_whole_cost, parts)) and len(currencies) <= 1:
-        means.cost_nanos = statistics.mean([sum(usage.cost_nanos for usage in both) for both in used])
+        means.cost_nanos = statistics.mean([sum(usage.cost_nanos for usage in each) for each in used])
         means.cost_currency_code = next(iter(currencies), "")
     if all(trial.HasField("duration") for trial in trials):
         means.duration_seconds = statistics.mean([trial.duration.ToNanoseconds() / 1e9 for trial in trials])
@@ -245,6 +246,7 @@ def totals(
         metric_means={name: mean.value for name, mean in measure_metrics(cases).items() if mean.value is not None},
         usage=_sum(trial.usage for trial in every if trial.HasField("usage")),
         judge_usage=_sum(trial.judge_usage for trial in every if trial.HasField("judge_usage")),
+        user_usage=_sum(trial.user_usage for trial in every if trial.HasField("user_usage")),
         flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
         reruns=planned_reruns,
         reruns_ended=sum(len(case.reruns) for case in cases),
@@ -322,10 +324,18 @@ def _sum(usages: Iterable[usage_pb2.Usage]) -> usage_pb2.Usage | None:
 
 
 def total_cost(numbers: eval_result_pb2.EvalTotals) -> usage_pb2.Usage:
-    """Return what runs and judges used together; its cost is absent if it is not known at all."""
-    sums = Sums.of(numbers.usage)
-    sums.add(Sums.of(numbers.judge_usage))
+    """Return what runs, judges and users used together; its cost is absent if it is not known at all."""
+    sums = Sums()
+    for used in list_usages(numbers):
+        sums.add(Sums.of(used))
     return sums.usage()
+
+
+def list_usages(
+    numbers: eval_result_pb2.EvalTotals | eval_result_pb2.CaseTrialResult,
+) -> tuple[usage_pb2.Usage, usage_pb2.Usage, usage_pb2.Usage]:
+    """Return what runs, judges and simulated users used, of a trial or of all."""
+    return numbers.usage, numbers.judge_usage, numbers.user_usage
 
 
 def verdict(

@@ -17,6 +17,7 @@ MAX_SET_BYTES: Final = 8 * 1024 * 1024
 
 _BOUNDS: Final = DocumentBounds(file_bytes=MAX_SET_BYTES, values=1_000_000)
 _DEFAULT_TIMEOUT: Final = Duration(seconds=600)
+_DEFAULT_MAX_TURNS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,11 @@ def plan_cases(eval_set: eval_set_pb2.EvalSet, *, trials: int | None) -> list[ev
 def is_recorded(case: eval_set_pb2.EvalCase) -> bool:
     """Return whether a case is scored by recorded invocations instead of runs."""
     return any(turn.HasField("recorded") for turn in case.turns)
+
+
+def max_turns_of(user: eval_set_pb2.SimulatedUser) -> int:
+    """Return how many turns a conversation with a simulated user has at most, the opening ones included."""
+    return user.max_turns if user.HasField("max_turns") else _DEFAULT_MAX_TURNS
 
 
 def metric_name(metric: eval_set_pb2.EvalMetric) -> str:

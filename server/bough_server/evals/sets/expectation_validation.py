@@ -5,15 +5,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from bough.v1 import eval_set_pb2
+from bough.v1 import eval_set_pb2, execution_pb2
 from bough_server.documents.yaml import suggestion
+from bough_server.evals.metrics import text_metrics
 from bough_server.evals.metrics.llm_judge import template_mistake
+from bough_server.evals.metrics.turn import list_expectations
 from bough_server.evals.sets.eval_set import metric_name
+from bough_server.log.session_state import is_path
 from bough_server.matching.values import check_answer, check_matcher, regex_problem
 
 FieldProblem: TypeAlias = tuple[str, str]
 """A field's path and the problem with it."""
 
+
+_END_STATES: Final = (
+    execution_pb2.EXECUTION_STATE_UNSPECIFIED,
+    execution_pb2.EXECUTION_STATE_SUCCEEDED,
+    execution_pb2.EXECUTION_STATE_FAILED,
+    execution_pb2.EXECUTION_STATE_CANCELLED,
+)
 
 MAX_DEPTH: Final = 64
 """The most levels of an expected tree. Parsers of protobuf read a hundred levels, and a log and a result wrap a case in
@@ -39,6 +49,26 @@ def expectation_problems(expect: eval_set_pb2.EvalExpectation, place: str) -> It
     yield from tools_problems(expect.tools, f"{place}.tools")
     for index, agent in enumerate(expect.agents):
         yield from _agent_problems(agent, f"{place}.agents[{index}]")
+    yield from _run_problems(expect.run, f"{place}.run")
+
+
+def _run_problems(run: eval_set_pb2.ExpectedRun, place: str) -> Iterator[FieldProblem]:
+    yield from _state_problems(run.state, f"{place}.state")
+    if run.reason and run.state != execution_pb2.EXECUTION_STATE_FAILED:
+        yield f"{place}.reason", "is that of a run that failed: set state to FAILED."
+    for index, value in enumerate(run.session_state):
+        inner = f"{place}.session_state[{index}]"
+        if not is_path(value.path):
+            yield f"{inner}.path", "must be a key, then names of members and numbers of items, each after a dot."
+        if value.absent and value.HasField("value_match"):
+            yield f"{inner}.value_match", "excludes absent: set one of the two."
+        if problem := check_matcher(value.value_match):
+            yield f"{inner}.value_match", problem
+
+
+def _state_problems(state: execution_pb2.ExecutionState.ValueType, place: str) -> Iterator[FieldProblem]:
+    if state not in _END_STATES:
+        yield place, "must be SUCCEEDED, FAILED or CANCELLED: in no other state anything ends."
 
 
 def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str, depth: int = 1) -> Iterator[FieldProblem]:
@@ -46,6 +76,9 @@ def _agent_problems(agent: eval_set_pb2.ExpectedAgent, place: str, depth: int = 
     if agent.repeat.HasField("max") and least > agent.repeat.max:
         yield f"{place}.repeat.max", f"must not be less than min, which is {least}."
     yield from tools_problems(agent.tools, f"{place}.tools")
+    yield from _state_problems(agent.state, f"{place}.state")
+    if problem := check_matcher(agent.input_match):
+        yield f"{place}.input_match", problem
     if agent.children and depth == MAX_DEPTH:
         yield f"{place}.children", f"must not be set: an expected tree has at most {MAX_DEPTH} levels."
         return
@@ -64,6 +97,7 @@ def _tool_problems(tool: eval_set_pb2.ExpectedTool, place: str) -> Iterator[Fiel
         yield f"{place}.name", "is required: the tool's name, `*` for any, or `name_regex`."
     if tool.name and tool.name_regex:
         yield f"{place}.name_regex", "excludes name: set one of the two."
+    yield from _state_problems(tool.state, f"{place}.state")
     if problem := regex_problem(tool.name_regex):
         yield f"{place}.name_regex", problem
     for name, text, matcher, is_matched in (
@@ -116,6 +150,9 @@ def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownName
         case "final_response":
             if problem := check_answer(metric.final_response.answer):
                 yield f"{place}.final_response.answer", problem
+        case "rouge_1" | "similarity" as kind if reference := text_metrics.find_reference(metric):
+            if problem := text_metrics.reference_mistake(kind, reference):
+                yield f"{place}.{kind}.reference", problem
         case "budget":
             yield from _budget_problems(metric.budget, f"{place}.budget")
         case "llm_judge":
@@ -157,14 +194,37 @@ def unknown_name(kind: str, name: str, known: Iterable[str] | None, place: str) 
         yield place, f"There is no {kind} {name!r}.{suggestion(name, known)}"
 
 
+def reference_problems(
+    case: eval_set_pb2.EvalCase, metrics: Iterable[eval_set_pb2.EvalMetric], place: str
+) -> Iterator[FieldProblem]:
+    """Yield every problem of expected answers, in the case at `place`, as references of its metrics."""
+    merged = list(metrics)
+    kinds = sorted(metric.WhichOneof("kind") or "" for metric in merged if text_metrics.has_expected_reference(metric))
+    is_compared_exactly = any(metric.HasField("final_response") for metric in merged)
+    for index, turn in enumerate(case.turns) if kinds else ():
+        inner, answer = f"{place}.turns[{index}].expect.answer", turn.expect.answer
+        if answer.HasField("exact"):
+            mistakes = (text_metrics.reference_mistake(kind, answer.exact) for kind in kinds)
+            yield from [(f"{inner}.exact", mistake) for mistake in filter(None, mistakes)][:1]
+        others = [field.name for field, _ in answer.ListFields() if field.name != "exact"]
+        if others and not is_compared_exactly:
+            metric = f"`{kinds[0]}`, which compares `exact` alone"
+            yield f"{inner}.{others[0]}", f"is scored by no metric: the case has {metric}. Set its `reference` instead."
+
+
 def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
     """Return what a case would have to expect for the metric to score it; empty if it has that.
 
     A tool_trajectory without expected calls judges that there are none, and other kinds need no expectation.
     """
     match metric.WhichOneof("kind"):
-        case "agent_trajectory" if not any(turn.expect.agents for turn in case.turns):
+        case "agent_trajectory" if not any(expect.agents for expect in list_expectations(case)):
             return "agents"
+        case "run_outcome" if not any(expect.HasField("run") for expect in list_expectations(case)):
+            return "run"
         case "final_response" if not metric.final_response.HasField("answer"):
-            return "" if any(turn.expect.HasField("answer") for turn in case.turns) else "answer"
+            return "" if any(expect.HasField("answer") for expect in list_expectations(case)) else "answer"
+        case "rouge_1" | "similarity" if not text_metrics.find_reference(metric):
+            has_exact = any(expect.answer.HasField("exact") for expect in list_expectations(case))
+            return "" if has_exact else "answer.exact"
     return ""

@@ -56,8 +56,8 @@ def _has_earlier_run(case: eval_set_pb2.EvalCase) -> bool:
 
 def _case_names(case: eval_set_pb2.EvalCase, place: str) -> Iterator[_Named]:
     for index, turn in enumerate(case.turns):
-        yield from _tool_names(turn.expect.tools, f"{place}.turns[{index}].expect.tools")
-        yield from _agent_names(turn.expect.agents, f"{place}.turns[{index}].expect.agents")
+        yield from _expectation_names(turn.expect, f"{place}.turns[{index}].expect")
+    yield from _expectation_names(case.user.expect, f"{place}.user.expect")
     for index, mock in enumerate(case.mocks.tools):
         yield f"{place}.mocks.tools[{index}].name", "mock", mock.name
         yield f"{place}.mocks.tools[{index}].agent", "agent", mock.agent
@@ -68,6 +68,14 @@ def _case_names(case: eval_set_pb2.EvalCase, place: str) -> Iterator[_Named]:
         yield f"{place}.answers[{index}].agent", "agent", answer.agent
         yield f"{place}.answers[{index}].tool", "tool", answer.tool
     yield from _metric_names(case.metrics, f"{place}.metrics")
+
+
+def _expectation_names(expect: eval_set_pb2.EvalExpectation, place: str) -> Iterator[_Named]:
+    yield from _tool_names(expect.tools, f"{place}.tools")
+    yield from _agent_names(expect.agents, f"{place}.agents")
+    for number, handoff in enumerate(expect.run.handoffs):
+        yield f"{place}.run.handoffs[{number}].from_agent", "agent", handoff.from_agent
+        yield f"{place}.run.handoffs[{number}].to_agent", "agent", handoff.to_agent
 
 
 def _metric_names(metrics: Sequence[eval_set_pb2.EvalMetric], place: str) -> Iterator[_Named]:

@@ -12,7 +12,14 @@ from bough.v1 import eval_set_pb2, message_pb2
 from bough_server.agents.loading import drop_reported_problems
 from bough_server.engine.input_requests import outcome_mistakes
 from bough_server.errors import InvalidRequest, Problem
-from bough_server.evals.sets.eval_set import MAX_SET_BYTES, SetSource, count_trials, is_recorded
+from bough_server.evals.sets.eval_set import (
+    MAX_SET_BYTES,
+    SetSource,
+    count_trials,
+    is_recorded,
+    max_turns_of,
+    merge_metrics,
+)
 from bough_server.evals.sets.expectation_validation import (
     FieldProblem,
     KnownNames,
@@ -20,6 +27,7 @@ from bough_server.evals.sets.expectation_validation import (
     find_missing_expectation,
     json_problem,
     metrics_problems,
+    reference_problems,
     unknown_name,
 )
 from bough_server.evals.sets.unknown_names import unknown_names
@@ -128,12 +136,15 @@ def _case_problems(
         yield place, f"is larger than {MAX_CASE_BYTES // 1024 // 1024} MiB."
     yield from _state_problems(case.session_state_json, f"{place}.session_state_json")
     yield from _turns_problems(case, place)
+    if case.HasField("user"):
+        yield from _find_user_problems(case, f"{place}.user", known)
     yield from _mocks_problems(case.mocks, f"{place}.mocks")
     for name, changes in case.origin.changes.agents.items():
         yield from unknown_name("model", changes.model, known.models, f'{place}.origin.changes.agents["{name}"].model')
     for index, answer in enumerate(case.answers):
         yield from _answer_problems(answer, f"{place}.answers[{index}]")
     yield from metrics_problems(case.metrics, f"{place}.metrics", known)
+    yield from reference_problems(case, merge_metrics(case, defaults).values(), place)
     for index, metric in enumerate(case.metrics):
         if missing := find_missing_expectation(metric, case):
             yield f"{place}.metrics[{index}]", f"has nothing to score: the case {case.id!r} expects no {missing}."
@@ -149,10 +160,14 @@ def _state_problems(state_json: str, place: str) -> Iterator[FieldProblem]:
 
 
 def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldProblem]:
-    if not case.turns:
-        yield f"{place}.turns", "must have at least one turn."
+    if not (case.turns or case.HasField("user")):
+        yield f"{place}.turns", "must have at least one turn, unless a model plays the user: see `user`."
+    ids: set[str] = set()
     for index, turn in enumerate(case.turns):
         inner = f"{place}.turns[{index}]"
+        if turn.id in ids:
+            yield f"{inner}.id", f"There are two turns {turn.id!r}: give each its own id."
+        ids |= {turn.id} - {""}
         if is_recorded(case):
             yield from _invocation_problems(turn, inner)
         elif index == 0 and case.HasField("origin"):
@@ -166,6 +181,26 @@ def _turns_problems(case: eval_set_pb2.EvalCase, place: str) -> Iterator[FieldPr
         yield from expectation_problems(turn.expect, f"{inner}.expect")
     if is_recorded(case) and case.HasField("origin"):
         yield f"{place}.origin", "must not be set: the turns are recorded, so nothing runs."
+
+
+def _find_user_problems(case: eval_set_pb2.EvalCase, place: str, known: KnownNames) -> Iterator[FieldProblem]:
+    user, count = case.user, len(case.turns)
+    if is_recorded(case):
+        yield place, "must not be set: the turns are recorded, so nothing runs."
+    elif case.HasField("origin"):
+        yield place, "must not be set: a case with `origin` continues a recorded run with the turns that it has."
+    if not (user.goal.strip() or user.plan.strip()):
+        yield f"{place}.goal", "is required, or `plan`: what the user wants."
+    if count >= (most := max_turns_of(user)):
+        default = "" if user.HasField("max_turns") else ", the default,"
+        yield (
+            f"{place}.max_turns",
+            f"is {most}{default} and must be more than the {count} turns before the user speaks.",
+        )
+    yield from unknown_name("model", user.model, known.models, f"{place}.model")
+    if problem := json_problem(user.settings.extra_json, is_object=True):
+        yield f"{place}.settings.extra_json", problem
+    yield from expectation_problems(user.expect, f"{place}.expect")
 
 
 def _list_input_fields(turn: eval_set_pb2.EvalTurn) -> list[str]:

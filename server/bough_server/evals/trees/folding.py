@@ -8,6 +8,9 @@ from google.protobuf.message import Message
 from bough.v1 import event_pb2, invocation_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, SequenceOutOfRange
 from bough_server.identity import Scope
+from bough_server.log import events
+from bough_server.log.session_state import json_of
+from bough_server.log.session_state_fold import StateFold
 from bough_server.runs.runs import Runs
 from bough_server.store.ports.log import EventLog, StoredEvent
 from bough_server.threads import run_in_thread
@@ -39,31 +42,45 @@ UNLIMITED: Final = invocation_pb2.InvocationOptions(
 T = TypeVar("T")
 
 
+_STATE_KINDS: Final = frozenset(
+    {events.RUN_STARTED, events.RUN_DEQUEUED, events.TOOL_COMPLETED, events.SESSION_STATE_CHANGED}
+)
+"""Events that may change the session's values."""
+
+
 class TreeBuilder:
     """A tree built from batches of events."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, *, has_state: bool = False) -> None:
+        """`has_state` says whether the record of stored events is to have the session's values after the run."""
         self._tree = tree
+        self._state = StateFold() if has_state else None
         self.count = self.size = 0
         """Events added so far, and their bytes."""
         self._items = 0
 
-    async def add(self, events: Sequence[event_pb2.AgentEvent], *, size: int) -> None:
+    async def add(self, given: Sequence[event_pb2.AgentEvent], *, size: int) -> None:
         """Add events sent by a caller, which have `size` bytes together. Raises InvalidRequest beyond MAX_ITEMS."""
         add = self._count_and_add if size >= _LONG_SIZE else self._tree.add
-        await self._add_batch(add, events, count=len(events), size=size)
+        await self._add_batch(add, given, count=len(given), size=size)
 
     async def add_page(self, page: Sequence[StoredEvent]) -> None:
         """Add a page of a stored log."""
+        if self._state is not None:
+            for stored in page:
+                if stored.kind in _STATE_KINDS:
+                    self._state.apply(events.parse(stored.data))
         await self._add_batch(
             self._tree.add_stored_event, page, count=len(page), size=sum(len(stored.data) for stored in page)
         )
 
     async def invocation(self) -> invocation_pb2.Invocation:
         """Return the record of the events added so far."""
-        if _is_long(self.count, self.size):
-            return await run_in_thread(self._tree.invocation)
-        return self._tree.invocation()
+        is_long = _is_long(self.count, self.size)
+        invocation = await run_in_thread(self._tree.invocation) if is_long else self._tree.invocation()
+        if self._state is not None:
+            invocation.session_state_json = json_of(self._state.values)
+        return invocation
 
     def _count_and_add(self, event: event_pb2.AgentEvent) -> None:
         self._items += _items_of(event, MAX_ITEMS - self._items)
@@ -108,12 +125,18 @@ def _add_all(add: Callable[[T], None], items: Iterable[T]) -> None:
 
 
 async def read_source(
-    runs: Runs, log: EventLog, scope: Scope, source: invocation_pb2.InvocationSource
+    runs: Runs,
+    log: EventLog,
+    scope: Scope,
+    source: invocation_pb2.InvocationSource,
+    *,
+    has_state: bool = False,
 ) -> invocation_pb2.Invocation:
     """Return the record that a source names in a scope, or brings. Raises NotFound and SequenceOutOfRange."""
     if source.WhichOneof("source") == "invocation":
         return source.invocation
-    return await read_invocation(runs, log, scope, source.run.run_id, as_of_sequence=source.run.as_of_sequence)
+    run = source.run
+    return await read_invocation(runs, log, scope, run.run_id, as_of_sequence=run.as_of_sequence, has_state=has_state)
 
 
 async def read_invocation(
@@ -124,6 +147,7 @@ async def read_invocation(
     *,
     as_of_sequence: int = 0,
     options: invocation_pb2.InvocationOptions = UNLIMITED,
+    has_state: bool = False,
 ) -> invocation_pb2.Invocation:
     """Return the record of a run in a scope, up to the end of its log or a sequence.
 
@@ -136,7 +160,7 @@ async def read_invocation(
             details={"last_sequence": str(run.last_sequence)},
         )
     through = as_of_sequence or run.last_sequence
-    builder = TreeBuilder(Tree(options, run_id=run.run_id, session_id=run.session_id))
+    builder = TreeBuilder(Tree(options, run_id=run.run_id, session_id=run.session_id), has_state=has_state)
     after = 0
     while page := await log.read(run_id, after=after, through=through, deltas=False):  # a tree does not use deltas
         await builder.add_page(page)

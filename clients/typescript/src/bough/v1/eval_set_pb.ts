@@ -10,9 +10,9 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { AgentError } from "./error_pb.js";
+import type { AgentError, ErrorReason } from "./error_pb.js";
 import { file_bough_v1_error } from "./error_pb.js";
-import type { AgentKind } from "./execution_pb.js";
+import type { AgentKind, ExecutionState } from "./execution_pb.js";
 import { file_bough_v1_execution } from "./execution_pb.js";
 import type { ForkChanges } from "./fork_pb.js";
 import { file_bough_v1_fork } from "./fork_pb.js";
@@ -34,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIpMBCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlIosBCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudCL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQivAEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCSJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCLBAgoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKBWV4dHJhGAYgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMigwEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2tCCQoHX3N0cmljdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciL8AgoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSK1AQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAhCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzItQDCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJQoEdXNlchgMIAEoCzIXLmJvdWdoLnYxLlNpbXVsYXRlZFVzZXIaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzItoBCg1TaW11bGF0ZWRVc2VyEg8KB3BlcnNvbmEYASABKAkSDAoEZ29hbBgCIAEoCRIMCgRwbGFuGAMgASgJEg0KBW1vZGVsGAQgASgJEhYKCW1heF90dXJucxgFIAEoBUgAiAEBEhEKCXN0b3Bfd2hlbhgGIAEoCRIpCgZleHBlY3QYByABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SKQoIc2V0dGluZ3MYCCABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzQgwKCl9tYXhfdHVybnMinwEKCEV2YWxUdXJuEgwKBHVzZXIYASABKAkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEikKBmV4cGVjdBgDIAEoCzIZLmJvdWdoLnYxLkV2YWxFeHBlY3RhdGlvbhIsCghyZWNvcmRlZBgEIAEoCzIaLmJvdWdoLnYxLkludm9jYXRpb25Tb3VyY2USCgoCaWQYBSABKAkirwEKD0V2YWxFeHBlY3RhdGlvbhIoCgZhbnN3ZXIYASABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlchIlCgV0b29scxgCIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBInCgZhZ2VudHMYAyADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EiIKA3J1bhgEIAEoCzIVLmJvdWdoLnYxLkV4cGVjdGVkUnVuIvABCgtFeHBlY3RlZFJ1bhInCgVzdGF0ZRgBIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiUKBnJlYXNvbhgCIAEoDjIVLmJvdWdoLnYxLkVycm9yUmVhc29uEjMKDXNlc3Npb25fc3RhdGUYAyADKAsyHC5ib3VnaC52MS5FeHBlY3RlZFN0YXRlVmFsdWUSKwoIaGFuZG9mZnMYBCADKAsyGS5ib3VnaC52MS5FeHBlY3RlZEhhbmRvZmYSLwoNaGFuZG9mZnNfbW9kZRgFIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlIl8KEkV4cGVjdGVkU3RhdGVWYWx1ZRIMCgRwYXRoGAEgASgJEisKC3ZhbHVlX21hdGNoGAIgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEg4KBmFic2VudBgDIAEoCCI3Cg9FeHBlY3RlZEhhbmRvZmYSEgoKZnJvbV9hZ2VudBgBIAEoCRIQCgh0b19hZ2VudBgCIAEoCSL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQi/wEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCRIQCgNudGgYByABKAVIAIgBARInCgVzdGF0ZRgIIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlQgYKBF9udGgiQAoKRXZhbFJlcGVhdBIQCgNtaW4YASABKAVIAIgBARIQCgNtYXgYAiABKAVIAYgBAUIGCgRfbWluQgYKBF9tYXgilwMKDUV4cGVjdGVkQWdlbnQSDAoEbmFtZRgBIAEoCRIQCghvcHRpb25hbBgCIAEoCBIkCgZyZXBlYXQYAyABKAsyFC5ib3VnaC52MS5FdmFsUmVwZWF0EikKCGNoaWxkcmVuGAQgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIrCg5jaGlsZHJlbl9vcmRlchgFIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIqCgVleHRyYRgGIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5EhEKCWZvcmJpZGRlbhgHIAMoCRIlCgV0b29scxgIIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBIsCgp0b29sc19tb2RlGAkgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSJwoFc3RhdGUYCiABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIrCgtpbnB1dF9tYXRjaBgLIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlciJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMigwEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2tCCQoHX3N0cmljdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciKLBAoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSAASMQoLcnVuX291dGNvbWUYCSABKAsyGi5ib3VnaC52MS5SdW5PdXRjb21lTWV0cmljSAASKAoHcm91Z2VfMRgKIAEoCzIVLmJvdWdoLnYxLlJvdWdlTWV0cmljSAASMAoKc2ltaWxhcml0eRgLIAEoCzIaLmJvdWdoLnYxLlNpbWlsYXJpdHlNZXRyaWNIAEIGCgRraW5kQgwKCl90aHJlc2hvbGQiEgoQUnVuT3V0Y29tZU1ldHJpYyIwCgpBZ2VudEtpbmRzEiIKBWtpbmRzGAEgAygOMhMuYm91Z2gudjEuQWdlbnRLaW5kIp4BChVBZ2VudFRyYWplY3RvcnlNZXRyaWMSKQoLdHJhbnNwYXJlbnQYASABKAsyFC5ib3VnaC52MS5BZ2VudEtpbmRzEigKC3Jvb3RzX29yZGVyGAIgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEjAKC2V4dHJhX3Jvb3RzGAMgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kidAoUVG9vbFRyYWplY3RvcnlNZXRyaWMSJgoEbW9kZRgBIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEg0KBWFnZW50GAIgASgJEiUKBXRvb2xzGAMgAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sIk4KE0ZpbmFsUmVzcG9uc2VNZXRyaWMSDQoFYWdlbnQYASABKAkSKAoGYW5zd2VyGAIgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXIiIAoLUm91Z2VNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIiUKEFNpbWlsYXJpdHlNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIl8KDEJ1ZGdldE1ldHJpYxINCgVhZ2VudBgBIAEoCRIgCgZsaW1pdHMYAiABKAsyEC5ib3VnaC52MS5MaW1pdHMSEwoGZXJyb3JzGAMgASgFSACIAQFCCQoHX2Vycm9ycyInCgtKdWRnZVJ1YnJpYxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJIrUBCg5MbG1KdWRnZU1ldHJpYxINCgVtb2RlbBgBIAEoCRImCgdydWJyaWNzGAIgAygLMhUuYm91Z2gudjEuSnVkZ2VSdWJyaWMSEAoIdGVtcGxhdGUYAyABKAkSFAoHc2FtcGxlcxgEIAEoBUgAiAEBEikKCHNldHRpbmdzGAUgASgLMhcuYm91Z2gudjEuTW9kZWxTZXR0aW5ncxINCgVmcmVzaBgGIAEoCEIKCghfc2FtcGxlcyIxCgxDdXN0b21NZXRyaWMSDAoEbmFtZRgBIAEoCRITCgtjb25maWdfanNvbhgCIAEoCSpZCglFdmFsT3JkZXISGgoWRVZBTF9PUkRFUl9VTlNQRUNJRklFRBAAEhgKFEVWQUxfT1JERVJfVU5PUkRFUkVEEAESFgoSRVZBTF9PUkRFUl9PUkRFUkVEEAIqdwoRRXh0cmFBZ2VudHNQb2xpY3kSIwofRVhUUkFfQUdFTlRTX1BPTElDWV9VTlNQRUNJRklFRBAAEh4KGkVYVFJBX0FHRU5UU19QT0xJQ1lfUkVGVVNFEAESHQoZRVhUUkFfQUdFTlRTX1BPTElDWV9BTExPVxACKsMBCg5UcmFqZWN0b3J5TW9kZRIfChtUUkFKRUNUT1JZX01PREVfVU5TUEVDSUZJRUQQABIZChVUUkFKRUNUT1JZX01PREVfRVhBQ1QQARIcChhUUkFKRUNUT1JZX01PREVfSU5fT1JERVIQAhIdChlUUkFKRUNUT1JZX01PREVfQU5ZX09SREVSEAMSHAoYVFJBSkVDVE9SWV9NT0RFX1NVUEVSU0VUEAQSGgoWVFJBSkVDVE9SWV9NT0RFX1NVQlNFVBAFQlYKDGRldi5ib3VnaC52MUIMRXZhbFNldFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -148,8 +148,8 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
   labels: { [key: string]: string };
 
   /**
-   * The turns of the conversation, at least one: each is a run, all in one session that only this trial has. After a
-   * turn that fails the later ones are not run.
+   * The turns of the conversation, at least one unless `user` is set: each is a run, all in one session that only this trial has.
+   * After a turn that fails the later ones are not run. With `user` they open the conversation.
    *
    * @generated from field: repeated bough.v1.EvalTurn turns = 4;
    */
@@ -205,6 +205,13 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
    * @generated from field: google.protobuf.Duration timeout = 11;
    */
   timeout?: Duration | undefined;
+
+  /**
+   * A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user who says what `turns` has.
+   *
+   * @generated from field: bough.v1.SimulatedUser user = 12;
+   */
+  user?: SimulatedUser | undefined;
 };
 
 /**
@@ -213,6 +220,88 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
  */
 export const EvalCaseSchema: GenMessage<EvalCase> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 2);
+
+/**
+ * A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
+ *
+ * An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
+ * timeout. The model sees the part that it plays and what was said, never tools, trees or expectations. It answers
+ * {"message": TEXT, "done": BOOLEAN}; with `done` the conversation is over and the message is not sent. An answer that is no such object,
+ * a blank message or one of more than 32,768 characters, `done` before anything was said, a run that fails, and a prompt of more than
+ * 250 KiB make the trial not scored.
+ *
+ * The conversation also ends with a turn that does not succeed, and at `max_turns`. To reach that is no failure: `expect` says what has
+ * to be true in the end.
+ *
+ * @generated from message bough.v1.SimulatedUser
+ */
+export type SimulatedUser = Message<"bough.v1.SimulatedUser"> & {
+  /**
+   * Who the user is and how they speak, for the model; empty for anyone.
+   *
+   * @generated from field: string persona = 1;
+   */
+  persona: string;
+
+  /**
+   * What the user wants. Required if `plan` is empty.
+   *
+   * @generated from field: string goal = 2;
+   */
+  goal: string;
+
+  /**
+   * How the user goes about it, step by step; empty for as the model likes. ADK's conversation_plan.
+   *
+   * @generated from field: string plan = 3;
+   */
+  plan: string;
+
+  /**
+   * The configured name of the model that plays the user. Unknown: INVALID_ARGUMENT.
+   *
+   * @generated from field: string model = 4;
+   */
+  model: string;
+
+  /**
+   * How many turns the conversation has at most, those of EvalCase.turns included, and more than they are. Default: 10.
+   *
+   * @generated from field: optional int32 max_turns = 5;
+   */
+  maxTurns?: number | undefined;
+
+  /**
+   * When the user ends the conversation, in words; empty for when they have what they want or cannot get it.
+   *
+   * @generated from field: string stop_when = 6;
+   */
+  stopWhen: string;
+
+  /**
+   * What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
+   * `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds
+   * after it, and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is
+   * one root with all that it called. Scored by the metrics of the case as one turn more; judges and functions score the turns alone.
+   *
+   * @generated from field: bough.v1.EvalExpectation expect = 7;
+   */
+  expect?: EvalExpectation | undefined;
+
+  /**
+   * Parameters of the user's model calls.
+   *
+   * @generated from field: bough.v1.ModelSettings settings = 8;
+   */
+  settings?: ModelSettings | undefined;
+};
+
+/**
+ * Describes the message bough.v1.SimulatedUser.
+ * Use `create(SimulatedUserSchema)` to create a new message.
+ */
+export const SimulatedUserSchema: GenMessage<SimulatedUser> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 3);
 
 /**
  * What the user says once, and what is expected of the run that answers.
@@ -248,6 +337,13 @@ export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
    * @generated from field: bough.v1.InvocationSource recorded = 4;
    */
   recorded?: InvocationSource | undefined;
+
+  /**
+   * A name for the turn, unique in its case, by which sentences about it name it; empty for its number.
+   *
+   * @generated from field: string id = 5;
+   */
+  id: string;
 };
 
 /**
@@ -255,7 +351,7 @@ export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
  * Use `create(EvalTurnSchema)` to create a new message.
  */
 export const EvalTurnSchema: GenMessage<EvalTurn> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 3);
+  messageDesc(file_bough_v1_eval_set, 4);
 
 /**
  * What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
@@ -284,6 +380,13 @@ export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
    * @generated from field: repeated bough.v1.ExpectedAgent agents = 3;
    */
   agents: ExpectedAgent[];
+
+  /**
+   * How the run ends, and what it leaves; unset for a run that succeeds.
+   *
+   * @generated from field: bough.v1.ExpectedRun run = 4;
+   */
+  run?: ExpectedRun | undefined;
 };
 
 /**
@@ -291,10 +394,126 @@ export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
  * Use `create(EvalExpectationSchema)` to create a new message.
  */
 export const EvalExpectationSchema: GenMessage<EvalExpectation> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 4);
+  messageDesc(file_bough_v1_eval_set, 5);
+
+/**
+ * How a run is expected to end. Every condition that does not hold is named.
+ *
+ * @generated from message bough.v1.ExpectedRun
+ */
+export type ExpectedRun = Message<"bough.v1.ExpectedRun"> & {
+  /**
+   * The state in which it ends: SUCCEEDED, FAILED or CANCELLED. Default: SUCCEEDED. A run that ends as expected is no crash, and the
+   * next turn follows.
+   *
+   * @generated from field: bough.v1.ExecutionState state = 1;
+   */
+  state: ExecutionState;
+
+  /**
+   * Why it failed, as AgentError.reason; unspecified for any reason.
+   *
+   * @generated from field: bough.v1.ErrorReason reason = 2;
+   */
+  reason: ErrorReason;
+
+  /**
+   * What the session's values are after it.
+   *
+   * @generated from field: repeated bough.v1.ExpectedStateValue session_state = 3;
+   */
+  sessionState: ExpectedStateValue[];
+
+  /**
+   * Who handed over to whom, in that order.
+   *
+   * @generated from field: repeated bough.v1.ExpectedHandoff handoffs = 4;
+   */
+  handoffs: ExpectedHandoff[];
+
+  /**
+   * How `handoffs` are compared. Default: EXACT. Not compared if there are none and this is unset.
+   *
+   * @generated from field: bough.v1.TrajectoryMode handoffs_mode = 5;
+   */
+  handoffsMode: TrajectoryMode;
+};
+
+/**
+ * Describes the message bough.v1.ExpectedRun.
+ * Use `create(ExpectedRunSchema)` to create a new message.
+ */
+export const ExpectedRunSchema: GenMessage<ExpectedRun> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 6);
+
+/**
+ * One of a session's values.
+ *
+ * @generated from message bough.v1.ExpectedStateValue
+ */
+export type ExpectedStateValue = Message<"bough.v1.ExpectedStateValue"> & {
+  /**
+   * The value's key, then members of objects by name and items of lists by index, each after a dot: "order.items.0".
+   *
+   * @generated from field: string path = 1;
+   */
+  path: string;
+
+  /**
+   * How the value is compared; unset for any value.
+   *
+   * @generated from field: bough.v1.ValueMatcher value_match = 2;
+   */
+  valueMatch?: ValueMatcher | undefined;
+
+  /**
+   * Whether there must be no value there. Not together with `value_match`.
+   *
+   * @generated from field: bool absent = 3;
+   */
+  absent: boolean;
+};
+
+/**
+ * Describes the message bough.v1.ExpectedStateValue.
+ * Use `create(ExpectedStateValueSchema)` to create a new message.
+ */
+export const ExpectedStateValueSchema: GenMessage<ExpectedStateValue> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 7);
+
+/**
+ * A transfer from one agent to another.
+ *
+ * @generated from message bough.v1.ExpectedHandoff
+ */
+export type ExpectedHandoff = Message<"bough.v1.ExpectedHandoff"> & {
+  /**
+   * The agent that hands over; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string from_agent = 1;
+   */
+  fromAgent: string;
+
+  /**
+   * The agent that takes over. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string to_agent = 2;
+   */
+  toAgent: string;
+};
+
+/**
+ * Describes the message bough.v1.ExpectedHandoff.
+ * Use `create(ExpectedHandoffSchema)` to create a new message.
+ */
+export const ExpectedHandoffSchema: GenMessage<ExpectedHandoff> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 8);
 
 /**
  * What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
+ *
+ * If the server removes secrets (`evaluation.redact` of bough.yaml), "[redacted]" in `exact`, `contains` and expected JSON matches what
+ * it removes there.
  *
  * @generated from message bough.v1.ExpectedAnswer
  */
@@ -361,10 +580,11 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
  * Use `create(ExpectedAnswerSchema)` to create a new message.
  */
 export const ExpectedAnswerSchema: GenMessage<ExpectedAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 5);
+  messageDesc(file_bough_v1_eval_set, 9);
 
 /**
- * How a JSON value is compared. Every condition that is set must hold.
+ * How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
+ * anything; in expectations it does what it does in an `ExpectedAnswer`.
  *
  * @generated from message bough.v1.ValueMatcher
  */
@@ -429,7 +649,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
  * Use `create(ValueMatcherSchema)` to create a new message.
  */
 export const ValueMatcherSchema: GenMessage<ValueMatcher> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 6);
+  messageDesc(file_bough_v1_eval_set, 10);
 
 /**
  * A tool call that is expected.
@@ -479,6 +699,20 @@ export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
    * @generated from field: string name_regex = 6;
    */
   nameRegex: string;
+
+  /**
+   * Only the nth call of its tool, from 1, of those that are compared; absent for any.
+   *
+   * @generated from field: optional int32 nth = 7;
+   */
+  nth?: number | undefined;
+
+  /**
+   * The state in which it ends, such as FAILED; unspecified for any.
+   *
+   * @generated from field: bough.v1.ExecutionState state = 8;
+   */
+  state: ExecutionState;
 };
 
 /**
@@ -486,7 +720,7 @@ export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
  * Use `create(ExpectedToolSchema)` to create a new message.
  */
 export const ExpectedToolSchema: GenMessage<ExpectedTool> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 7);
+  messageDesc(file_bough_v1_eval_set, 11);
 
 /**
  * How often something is expected.
@@ -514,7 +748,7 @@ export type EvalRepeat = Message<"bough.v1.EvalRepeat"> & {
  * Use `create(EvalRepeatSchema)` to create a new message.
  */
 export const EvalRepeatSchema: GenMessage<EvalRepeat> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 8);
+  messageDesc(file_bough_v1_eval_set, 12);
 
 /**
  * An agent that is expected in the tree, with the agents that it calls.
@@ -530,7 +764,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
   name: string;
 
   /**
-   * Whether it may be missing.
+   * Whether it may be missing. With `repeat.min`, it is there either not at all or at least that often.
    *
    * @generated from field: bool optional = 2;
    */
@@ -584,6 +818,20 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
    * @generated from field: bough.v1.TrajectoryMode tools_mode = 9;
    */
   toolsMode: TrajectoryMode;
+
+  /**
+   * The state in which it ends; unspecified for any. A failed agent below one that SUCCEEDED is one that its caller recovered from.
+   *
+   * @generated from field: bough.v1.ExecutionState state = 10;
+   */
+  state: ExecutionState;
+
+  /**
+   * How its input is compared, its text as a JSON string or its data; unset for any.
+   *
+   * @generated from field: bough.v1.ValueMatcher input_match = 11;
+   */
+  inputMatch?: ValueMatcher | undefined;
 };
 
 /**
@@ -591,7 +839,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
  * Use `create(ExpectedAgentSchema)` to create a new message.
  */
 export const ExpectedAgentSchema: GenMessage<ExpectedAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 9);
+  messageDesc(file_bough_v1_eval_set, 13);
 
 /**
  * Where a case begins.
@@ -626,7 +874,7 @@ export type EvalOrigin = Message<"bough.v1.EvalOrigin"> & {
  * Use `create(EvalOriginSchema)` to create a new message.
  */
 export const EvalOriginSchema: GenMessage<EvalOrigin> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 10);
+  messageDesc(file_bough_v1_eval_set, 14);
 
 /**
  * What tools answer in a run instead of being run, those that the client runs included. The first mock that matches a call answers
@@ -673,7 +921,7 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
  * Use `create(ToolMocksSchema)` to create a new message.
  */
 export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 11);
+  messageDesc(file_bough_v1_eval_set, 15);
 
 /**
  * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
@@ -746,7 +994,7 @@ export type AgentMock = Message<"bough.v1.AgentMock"> & {
  * Use `create(AgentMockSchema)` to create a new message.
  */
 export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 12);
+  messageDesc(file_bough_v1_eval_set, 16);
 
 /**
  * An answer to calls of a tool.
@@ -812,7 +1060,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 13);
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -889,7 +1137,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 14);
+  messageDesc(file_bough_v1_eval_set, 18);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -964,6 +1212,30 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
      */
     value: CustomMetric;
     case: "custom";
+  } | {
+    /**
+     * Compares how the run ends with EvalExpectation.run.
+     *
+     * @generated from field: bough.v1.RunOutcomeMetric run_outcome = 9;
+     */
+    value: RunOutcomeMetric;
+    case: "runOutcome";
+  } | {
+    /**
+     * Counts the words that the answer shares with a reference: ROUGE-1.
+     *
+     * @generated from field: bough.v1.RougeMetric rouge_1 = 10;
+     */
+    value: RougeMetric;
+    case: "rouge1";
+  } | {
+    /**
+     * Counts the characters in which the answer differs from a reference: the Levenshtein distance.
+     *
+     * @generated from field: bough.v1.SimilarityMetric similarity = 11;
+     */
+    value: SimilarityMetric;
+    case: "similarity";
   } | { case: undefined; value?: undefined };
 };
 
@@ -972,7 +1244,23 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 15);
+  messageDesc(file_bough_v1_eval_set, 19);
+
+/**
+ * Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
+ * condition holds, else 0.
+ *
+ * @generated from message bough.v1.RunOutcomeMetric
+ */
+export type RunOutcomeMetric = Message<"bough.v1.RunOutcomeMetric"> & {
+};
+
+/**
+ * Describes the message bough.v1.RunOutcomeMetric.
+ * Use `create(RunOutcomeMetricSchema)` to create a new message.
+ */
+export const RunOutcomeMetricSchema: GenMessage<RunOutcomeMetric> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * Kinds of agents.
@@ -993,7 +1281,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -1031,7 +1319,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -1068,7 +1356,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1097,7 +1385,58 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 24);
+
+/**
+ * Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
+ * rouge-score computes it without stemming: 2 * m / (a + r), where a and r are the numbers of words in the answer and the reference,
+ * and m counts each word as often as both have it. Words are the longest runs of a-z and 0-9 in the lower-cased text, so that every
+ * other letter separates words, those with accents and of other alphabets too. The score of a trial is the mean over its turns. A turn
+ * whose run has no answer scores 0, and one with too much to compare is not scored.
+ *
+ * @generated from message bough.v1.RougeMetric
+ */
+export type RougeMetric = Message<"bough.v1.RougeMetric"> & {
+  /**
+   * The reference, for the last turn: no other turn is scored then. At least one word. Empty: `answer.exact` of each turn that expects it,
+   * which `final_response` does not compare then unless it is a metric of the case.
+   *
+   * @generated from field: string reference = 1;
+   */
+  reference: string;
+};
+
+/**
+ * Describes the message bough.v1.RougeMetric.
+ * Use `create(RougeMetricSchema)` to create a new message.
+ */
+export const RougeMetricSchema: GenMessage<RougeMetric> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 25);
+
+/**
+ * Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
+ * distance, the fewest characters that have to be inserted, deleted or replaced to make one text of the other, and n is the length of the
+ * longer one. Characters are Unicode code points; case counts, and white space around a text does not. The score of a trial is the
+ * mean over its turns. A turn whose run has no answer scores 0, and one with too much to compare is not scored.
+ *
+ * @generated from message bough.v1.SimilarityMetric
+ */
+export type SimilarityMetric = Message<"bough.v1.SimilarityMetric"> & {
+  /**
+   * The reference, for the last turn: no other turn is scored then. Not blank. Empty: `answer.exact` of each turn that expects it, which
+   * `final_response` does not compare then unless it is a metric of the case.
+   *
+   * @generated from field: string reference = 1;
+   */
+  reference: string;
+};
+
+/**
+ * Describes the message bough.v1.SimilarityMetric.
+ * Use `create(SimilarityMetricSchema)` to create a new message.
+ */
+export const SimilarityMetricSchema: GenMessage<SimilarityMetric> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 26);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1136,7 +1475,7 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 27);
 
 /**
  * A question that a judge answers by yes or no.
@@ -1164,7 +1503,7 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 28);
 
 /**
  * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
@@ -1227,7 +1566,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 29);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1257,7 +1596,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 23);
+  messageDesc(file_bough_v1_eval_set, 30);
 
 /**
  * Whether order counts.

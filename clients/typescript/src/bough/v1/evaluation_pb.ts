@@ -388,7 +388,7 @@ export type EvaluationPlanned = Message<"bough.v1.EvaluationPlanned"> & {
   gates: string[];
 
   /**
-   * What all runs and judges together may use; unset for no bound.
+   * What all runs, judges and simulated users together may use; unset for no bound.
    *
    * @generated from field: bough.v1.Limits budget = 7;
    */
@@ -451,8 +451,8 @@ export type EvaluationPlanned = Message<"bough.v1.EvaluationPlanned"> & {
   userId: string;
 
   /**
-   * W3C trace id in hex of the caller's trace, which the runs of cases and of judges are part of, except forks; empty if the call had
-   * none: then each run begins its own.
+   * W3C trace id in hex of the caller's trace, which the runs of cases, judges and simulated users are part of, except forks; empty
+   * if the call had none: then each run begins its own.
    *
    * @generated from field: string trace_id = 16;
    */

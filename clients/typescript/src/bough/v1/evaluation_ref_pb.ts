@@ -42,7 +42,8 @@ export type EvaluationRef = Message<"bough.v1.EvaluationRef"> & {
   trial: number;
 
   /**
-   * The number of the turn in its case, from 0; of a judge that of the turn that is judged. Absent if it is about none.
+   * The number of the turn in its case, from 0; of a judge that of the turn that is judged, of a simulated user that of the turn that it
+   * speaks, or would if it did not end the conversation. Absent if it is about none.
    *
    * @generated from field: optional int32 turn = 4;
    */
@@ -112,7 +113,7 @@ export enum EvaluationRole {
   JUDGE = 2,
 
   /**
-   * A simulated user. No server starts one yet.
+   * An utterance of a simulated user.
    *
    * @generated from enum value: EVALUATION_ROLE_USER = 3;
    */

@@ -225,14 +225,14 @@ export type RunFilter = Message<"bough.v1.RunFilter"> & {
   createTimeBefore?: Timestamp | undefined;
 
   /**
-   * Only runs of this evaluation, those of its judges too.
+   * Only runs of this evaluation, those of its judges and simulated users too.
    *
    * @generated from field: string evaluation_id = 7;
    */
   evaluationId: string;
 
   /**
-   * Only runs of cases with this id, those of their judges too.
+   * Only runs of cases with this id, those of their judges and simulated users too.
    *
    * @generated from field: string case_id = 8;
    */

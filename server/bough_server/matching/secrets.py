@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bough_server.errors import ConfigurationError
@@ -16,6 +17,25 @@ _LONGEST_PREFIX: Final = 512
 """How far back from an ellipsis the beginning of a secret is looked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedactionRules:
+    """What is secret: paths of members of JSON, and regular expressions.
+
+    Raises ConfigurationError for a pattern that is no regular expression.
+    """
+
+    fields: Sequence[str] = ()
+    patterns: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _compile_patterns(self.patterns)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is secret."""
+        return not any(self.fields) and not any(self.patterns)
+
+
 class Redactor:
     """Removes secrets. Texts are collected first: a sentence may quote a secret that a call has at a path."""
 
@@ -26,6 +46,11 @@ class Redactor:
         self._values: set[str] = set()
         self._known: re.Pattern[str] | None = None
         self._sorted: list[str] = []
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether members at some paths are secrets."""
+        return bool(self._paths)
 
     def collect(self, text: str) -> None:
         """Note the secrets in a text, so that `redact` finds them in others too.
@@ -46,6 +71,12 @@ class Redactor:
             return text
         if is_json or (self._paths and _is_container(text)):
             text = self._redact_json(text, otherwise=json.dumps(REDACTED) if is_json and self._paths else text)
+        redacted = self._redact_text(text)
+        # What matches across the members of JSON, such as a comma, would leave none.
+        breaks_json = is_json and redacted != text and is_json_text(text) and not is_json_text(redacted)
+        return json.dumps(redacted, ensure_ascii=False) if breaks_json else redacted
+
+    def _redact_text(self, text: str) -> str:
         for pattern in self._patterns:
             text = pattern.sub(_replace_match, text)
         if self._values:
@@ -73,6 +104,10 @@ class Redactor:
             return [self._redact_strings(item) for item in value]
         if isinstance(value, dict):
             return {self._redact_strings(name): self._redact_strings(item) for name, item in value.items()}
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # As a whole: a part of a number that is a text would leave no JSON.
+            text = json.dumps(value)
+            return value if self.redact(text, is_json=False) == text else REDACTED
         return value
 
     def _collect_members(self, text: str) -> None:
@@ -110,6 +145,15 @@ class Redactor:
             if index < len(self._sorted) and self._sorted[index].startswith(tail):
                 return text[:start] + REDACTED
         return text
+
+
+def is_json_text(text: str) -> bool:
+    """Return whether a text is JSON."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
