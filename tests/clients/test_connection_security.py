@@ -74,7 +74,7 @@ async def test_a_token_is_sent_with_every_call_over_tls(tmp_path: Path) -> None:
 
 async def test_the_certificates_of_several_servers_are_checked_for_one_name(tmp_path: Path) -> None:
     trusted = grpc.ssl_channel_credentials(certificate(tmp_path, "bough.example").read_bytes())
-    async with _server(tmp_path / "models.pem") as (address, tokens):
+    async with serve_tokens(tmp_path / "models.pem") as (address, tokens):
         await _use(f"127.0.0.1:1,{address}", trusted, "secret")
         named = (("grpc.default_authority", "bough.example"),)
         async with AsyncClient(f"localhost:1,{address}", credentials=trusted, options=named) as client:
