@@ -10,7 +10,7 @@ from bough_server.runs.admission import EvaluationRun
 from tests.durability.prefixes.recovery import cut_off
 from tests.runtime.test_tool_mocks import broken, run
 from tests.support.fork_agents import run_of
-from tests.support.log_readings import answer_of, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.payment_agents import team, whole
 from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
@@ -180,3 +180,16 @@ async def test_a_mocked_failure_aborts_or_is_handled_as_any(tmp_path: Path) -> N
         nodes = await tree_of(it, log)
     assert answer_of(log) == "recovered from ERROR_REASON_SUB_AGENT_FAILED"
     assert (nodes["c"].state, nodes["c"].error.reason) == (FAILED, error_pb2.ERROR_REASON_INTERNAL)
+
+
+async def test_a_fork_with_mocks_is_answered_by_those_of_its_origin_in_what_they_share(tmp_path: Path) -> None:
+    again = script(p=[calls(call("call_c", message="go")), calls(call("call_c", message="again")), "Done."])
+    async with open_team(tmp_path, again, llm("p", links=[linked("c")]), llm("c")) as it:
+        origin = await run(it, case_with(answering("b", "never"), answering("c", "Found.")))
+        start = having(origin, "sub_agent_started")[0].sequence
+        # While the agent is open, at its end, and after the end of its call.
+        for after in (start, start + 1, start + 2):
+            log = await it.log(await it.fork(run_of(origin), after, case=case_with(answering("c", "Other.", times=1))))
+            await check_replay(it, log)
+            assert [text_of(result) for result in results_of(log)] == ["Found.", "Other."], after
+            assert answer_of(log) == "Done."

@@ -81,10 +81,13 @@ class Forks:
                 policy = fork.run_forked.policy
         return policy
 
-    def mocks(self, started: event_pb2.RunStarted) -> eval_set_pb2.ToolMocks | None:
-        """Return what answers tool calls instead of the tools: as the last fork says that says it, else the start."""
+    def mocks(self, started: event_pb2.RunStarted, *, at_sequence: int | None = None) -> eval_set_pb2.ToolMocks | None:
+        """Return what answers calls instead of tools and agents: as the last fork says that says it, else the start.
+
+        With `at_sequence` those that were in force when that event was recorded.
+        """
         for fork in reversed(self._forks):
-            if fork.run_forked.HasField("mocks"):
+            if fork.run_forked.HasField("mocks") and (at_sequence is None or fork.sequence < at_sequence):
                 return fork.run_forked.mocks
         return started.mocks if started.HasField("mocks") else None
 
