@@ -8,7 +8,7 @@ from bough.v1 import agent_pb2, error_pb2, eval_set_pb2, event_pb2, execution_pb
 from bough_server import Context, RunError, agent
 from bough_server.runs.admission import EvaluationRun
 from tests.durability.prefixes.recovery import cut_off
-from tests.runtime.test_tool_mocks import broken, run
+from tests.runtime.test_tool_mocks import broken, look, run
 from tests.support.fork_agents import run_of
 from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.payment_agents import team, whole
@@ -128,6 +128,24 @@ async def test_a_tool_that_fails_once_and_then_works(tmp_path: Path) -> None:
         assert [one.HasField("error") for one in results_of(log)] == [True, False], through
         starts = [event.tool_started for event in having(log, "tool_started")]
         assert [start.mock_index for start in starts][-1:] == [1]
+
+
+async def test_a_call_that_a_fork_starts_again_uses_up_one_mock_of_the_fork_over_crashes(tmp_path: Path) -> None:
+    again = [calls(call("look", what="leaf")), calls(call("look", what="leaf")), "Done."]
+    first = mock("look", "first")
+    first.times = 1
+    (tmp_path / "whole").mkdir()
+    async with team(tmp_path / "whole", again, look) as it:
+        origin = await it.start("p")
+        start = having(await it.log(origin), "tool_started")[0].sequence
+        forked = await it.log(await it.fork(origin, start, case=case_with(tools=[first, mock("look", "then")])))
+    for through in range(start + 1, len(forked)):
+        folder = tmp_path / str(through)
+        cut_off(tmp_path / "whole", forked[:through], folder)
+        async with team(folder, again, broken) as it:
+            await it.runs.recover()
+            log = await whole(it, run_of(forked))
+        assert [text_of(result) for result in results_of(log)] == ["first", "then"], through
 
 
 async def test_parallel_calls_use_mocks_up_in_the_order_in_which_they_start(tmp_path: Path) -> None:

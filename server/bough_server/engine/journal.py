@@ -144,14 +144,21 @@ class Journal:
         self.todo.extend(self._collect_deliveries())
 
     def _count_mock_uses(self) -> None:
-        for (_, kind, attempt), event in self.recorded.items():
+        counted: set[str] = set()
+        for (key, kind, _), event in self.recorded.items():
             if not self.forks.has_mocks_at(event.sequence):
                 continue
             if kind == events.SUB_AGENT_STARTED and event.sub_agent_started.HasField("mock_index"):
                 self.agent_mock_uses[event.sub_agent_started.mock_index] += 1
-            # A further attempt is answered by the mock of the first.
-            if kind == events.TOOL_STARTED and attempt == 1 and event.tool_started.HasField("mock_index"):
+            # A further attempt is answered by the mock of the one before.
+            if kind == events.TOOL_STARTED and event.tool_started.HasField("mock_index") and key not in counted:
+                counted.add(key)
                 self.tool_mock_uses[event.tool_started.mock_index] += 1
+
+    def find_tool_mock(self, key: str) -> int | None:
+        """Return the number of the mock that answered an earlier attempt of a call; None if none in force did."""
+        starts = (event for event in self.of_effect.get(key, ()) if event.tool_started.HasField("mock_index"))
+        return next((each.tool_started.mock_index for each in starts if self.forks.has_mocks_at(each.sequence)), None)
 
     def _collect_deliveries(self) -> list[event_pb2.AgentEvent]:
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]
