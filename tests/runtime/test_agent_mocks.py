@@ -1,11 +1,13 @@
 """Agents of a case of an evaluation that mocks answer for, and mocks that answer only so often."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, eval_set_pb2, event_pb2, execution_pb2, invocation_pb2
 from bough_server import Context, RunError, agent
+from bough_server.evals.job.mock_uses import MockUses, count_mock_uses
 from bough_server.runs.admission import EvaluationRun
 from tests.durability.prefixes.recovery import cut_off
 from tests.runtime.test_tool_mocks import broken, look, run
@@ -145,7 +147,9 @@ async def test_a_call_that_a_fork_starts_again_uses_up_one_mock_of_the_fork_over
         async with team(folder, again, broken) as it:
             await it.runs.recover()
             log = await whole(it, run_of(forked))
+            uses = count_mock_uses([await it.tree(log)])
         assert [text_of(result) for result in results_of(log)] == ["first", "then"], through
+        assert uses == MockUses(tools=Counter({0: 1, 1: 1}))
 
 
 async def test_parallel_calls_use_mocks_up_in_the_order_in_which_they_start(tmp_path: Path) -> None:
@@ -211,3 +215,4 @@ async def test_a_fork_with_mocks_is_answered_by_those_of_its_origin_in_what_they
             await check_replay(it, log)
             assert [text_of(result) for result in results_of(log)] == ["Found.", "Other."], after
             assert answer_of(log) == "Done."
+            assert count_mock_uses([await it.tree(log)]) == MockUses(agents=Counter({0: 1}))

@@ -75,9 +75,9 @@ def _score_or_reject(
         with _match_placeholders(case, invocations, rules):
             result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
     uses = count_mock_uses(invocations)
-    # Mocks of a run come after those of the case.
+    # Mocks of a run come after those of the case, and a fork of a case without mocks has those of its origin.
     result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
-    result.used_agent_mocks.extend(sorted(uses.agents))
+    result.used_agent_mocks.extend(sorted(index for index in uses.agents if index < len(case.mocks.agents)))
     return result
 
 
