@@ -2767,8 +2767,8 @@ type EvalComparison struct {
 	Regressions int32 `protobuf:"varint,13,opt,name=regressions,proto3" json:"regressions,omitempty"`
 	// The one test of all cases together.
 	RegressionTest *RegressionTest `protobuf:"bytes,14,opt,name=regression_test,json=regressionTest,proto3" json:"regression_test,omitempty"`
-	// How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
-	// both have them.
+	// How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as
+	// cases of both have them.
 	Changes       []*EstimatedChange `protobuf:"bytes,15,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1672,7 +1672,8 @@ func (x *ToolMocks) GetAgents() []*AgentMock {
 // An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
 type AgentMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	// The agent's name. In a case that runs from its beginning, INVALID_ARGUMENT if it is unknown, and if it is the evaluated agent and
+	// no agent calls that.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// Only if this agent calls it; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Caller string `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
@@ -1812,8 +1813,8 @@ func (*AgentMock_Text) isAgentMock_Answer() {}
 // An answer to calls of a tool.
 type ToolMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
-	// INVALID_ARGUMENT.
+	// The tool's name. Calls of built-in tools cannot be mocked; calls of agents are mocked by AgentMock instead. Unknown in a case that
+	// runs from its beginning: INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`

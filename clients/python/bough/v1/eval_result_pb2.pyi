@@ -1674,8 +1674,8 @@ class EvalComparison(_message.Message):
 
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___EstimatedChange]:
-        """How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
-        both have them.
+        """How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as
+        cases of both have them.
         """
 
     def __init__(

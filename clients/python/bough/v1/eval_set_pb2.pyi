@@ -945,7 +945,9 @@ class AgentMock(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
+    """The agent's name. In a case that runs from its beginning, INVALID_ARGUMENT if it is unknown, and if it is the evaluated agent and
+    no agent calls that.
+    """
     caller: _builtins.str
     """Only if this agent calls it; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""
     times: _builtins.int
@@ -1003,8 +1005,8 @@ class ToolMock(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
-    INVALID_ARGUMENT.
+    """The tool's name. Calls of built-in tools cannot be mocked; calls of agents are mocked by AgentMock instead. Unknown in a case that
+    runs from its beginning: INVALID_ARGUMENT.
     """
     agent: _builtins.str
     """Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT."""

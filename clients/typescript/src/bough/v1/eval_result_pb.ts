@@ -1571,8 +1571,8 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
   regressionTest?: RegressionTest | undefined;
 
   /**
-   * How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
-   * both have them.
+   * How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as
+   * cases of both have them.
    *
    * @generated from field: repeated bough.v1.EstimatedChange changes = 15;
    */

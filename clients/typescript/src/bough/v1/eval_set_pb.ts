@@ -930,7 +930,8 @@ export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
  */
 export type AgentMock = Message<"bough.v1.AgentMock"> & {
   /**
-   * The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   * The agent's name. In a case that runs from its beginning, INVALID_ARGUMENT if it is unknown, and if it is the evaluated agent and
+   * no agent calls that.
    *
    * @generated from field: string agent = 1;
    */
@@ -1003,8 +1004,8 @@ export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
  */
 export type ToolMock = Message<"bough.v1.ToolMock"> & {
   /**
-   * The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
-   * INVALID_ARGUMENT.
+   * The tool's name. Calls of built-in tools cannot be mocked; calls of agents are mocked by AgentMock instead. Unknown in a case that
+   * runs from its beginning: INVALID_ARGUMENT.
    *
    * @generated from field: string name = 1;
    */
