@@ -49,6 +49,17 @@ def of_metric(metric: Json) -> list[tuple[str, str]]:
     ]
 
 
+def test_the_evaluated_agent_is_mocked_only_if_another_one_calls_it() -> None:
+    eval_set = set_of({"mocks": {"agents": [{"agent": "writer", "text": "x"}, {"agent": "lead", "text": "x"}]}})
+    called = [KnownNames(called_agents=frozenset(names)) for names in ({"writer"}, {"writer", "lead"})]
+    never = (
+        "cases[0].mocks.agents[1].agent",
+        "'lead' is the evaluated agent, and no agent calls it, so the mock can never answer: mock the agents or tools "
+        "that it calls.",
+    )
+    assert [problems_of(eval_set, known=known) for known in called] == [[never], []]
+
+
 def test_a_sound_set_has_no_problems() -> None:
     turn = {"user": "Hi.", "expect": {"answer": {"exact": "Hi."}, "agents": [{"name": "*"}]}}
     metrics = [{"agentTrajectory": {}}, {"finalResponse": {}}, {"custom": {"name": "polite"}}]

@@ -14,7 +14,7 @@ from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.results.compare import baseline_of
 from bough_server.evals.results.gates import explain_unmissable, explain_unreachable, parse_gate
 from bough_server.evals.sets.eval_set import is_recorded, plan_cases, set_digest
-from bough_server.evals.sets.unknown_names import unknown_names
+from bough_server.evals.sets.unknown_names import find_root_mocks, list_called_agents, unknown_names
 from bough_server.evals.sets.validation import request_problems
 from bough_server.identity import Principal
 from bough_server.messages import copy_of
@@ -87,7 +87,7 @@ async def plan(
     pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
-        await run_in_thread(_refuse_unknown_names, request.eval_set, resolver)
+        await run_in_thread(_refuse_wrong_names, request.eval_set, agent, resolver)
         pin_agents(pins, agent, resolver, versions)
     for planned in cases:
         for metric in planned.eval_case.metrics:
@@ -135,11 +135,13 @@ def _build_first_event(
     return started
 
 
-def _refuse_unknown_names(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) -> None:
-    wrong = [
-        FieldViolation(field=_in_set(path), description=text)
-        for path, text in unknown_names(eval_set, agents=resolver.agents, tools=resolver.tools)
-    ]
+def _refuse_wrong_names(eval_set: eval_set_pb2.EvalSet, agent: str, resolver: Resolver) -> None:
+    called = list_called_agents(each.definition for each in resolver.agents.values())
+    found = (
+        *unknown_names(eval_set, agents=resolver.agents, tools=resolver.tools),
+        *find_root_mocks(eval_set, agent=agent, called=called),
+    )
+    wrong = [FieldViolation(field=_in_set(path), description=text) for path, text in found]
     if wrong:
         raise InvalidRequest(wrong)
 

@@ -35,6 +35,8 @@ class KnownNames:
     """The names that a set may refer to; None for names that are unknown, which are not checked."""
 
     agents: frozenset[str] | None = None
+    called_agents: frozenset[str] | None = None
+    """The agents that some agent links to."""
     models: frozenset[str] | None = None
     tools: frozenset[str] | None = None
     """The tools that the operator registered."""

@@ -1,10 +1,10 @@
 """Names of agents and tools in eval sets: one with a typo would hold always, or never."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, Literal, TypeAlias
 
-from bough.v1 import eval_set_pb2
+from bough.v1 import agent_pb2, eval_set_pb2
 from bough_server.documents.yaml import suggestion
 from bough_server.evals.metrics.tool_names import ANY
 from bough_server.evals.sets.expectation_validation import FieldProblem
@@ -40,6 +40,26 @@ def unknown_names(
             continue
         near = suggestion(name, known[kind]) if next(suggested) < _MOST_SUGGESTIONS else ""
         yield path, f"There is no {'tool' if kind == 'mock' else kind} {name!r}.{near}"
+
+
+def find_root_mocks(eval_set: eval_set_pb2.EvalSet, *, agent: str, called: Collection[str]) -> Iterator[FieldProblem]:
+    """Yield a problem for each mock of the evaluated agent, unless it is among those that some agent calls.
+
+    Cases that begin with a fork are not checked: they evaluate the agent of that run.
+    """
+    for index, case in enumerate(eval_set.cases if agent not in called else ()):
+        for number, mock in enumerate(case.mocks.agents if not _has_earlier_run(case) else ()):
+            if mock.agent == agent:
+                yield (
+                    f"cases[{index}].mocks.agents[{number}].agent",
+                    f"{agent!r} is the evaluated agent, and no agent calls it, so the mock can never answer: mock the "
+                    "agents or tools that it calls.",
+                )
+
+
+def list_called_agents(definitions: Iterable[agent_pb2.AgentDefinition]) -> frozenset[str]:
+    """Return the names of all agents that some agent links to."""
+    return frozenset(link.agent for definition in definitions for link in definition.sub_agents)
 
 
 def _names(eval_set: eval_set_pb2.EvalSet) -> Iterator[_Named]:

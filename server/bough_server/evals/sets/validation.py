@@ -30,7 +30,7 @@ from bough_server.evals.sets.expectation_validation import (
     reference_problems,
     unknown_name,
 )
-from bough_server.evals.sets.unknown_names import unknown_names
+from bough_server.evals.sets.unknown_names import find_root_mocks, unknown_names
 from bough_server.log.session_state import is_key
 from bough_server.matching.values import check_matcher
 from bough_server.matching.work import limit_work
@@ -71,6 +71,8 @@ def _problems(
     yield from _id_problems(eval_set)
     if known.agents is not None:
         yield from unknown_names(eval_set, agents=known.agents, tools=known.tools)
+    if known.called_agents is not None:
+        yield from find_root_mocks(eval_set, agent=agent or eval_set.agent, called=known.called_agents)
     for index, case in enumerate(eval_set.cases):
         yield from _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
 
