@@ -253,6 +253,12 @@ def test_an_answer_matches_if_every_condition_holds(expected: ExpectedAnswer, te
 
 def test_an_empty_text_to_contain_is_a_mistake() -> None:
     assert check_answer(ExpectedAnswer(excludes=[""])) == "excludes has an empty text, which every answer contains."
+    alone = (
+        "contains has [redacted] alone, which is in every answer if members of JSON are redacted: write the text "
+        "around it."
+    )
+    assert check_answer(ExpectedAnswer(contains=["a", " [redacted]\n[redacted]"])) == alone
+    assert check_answer(ExpectedAnswer(contains=["a [redacted]"], exact="[redacted]")) == ""
     assert check_answer(ExpectedAnswer(contains=["a"], excludes=["b"], regex="c", exact="")) == ""
     assert check_answer(ExpectedAnswer(regex="(")).startswith("regex is not a regular expression of RE2: ")
     assert check_answer(ExpectedAnswer(min_characters=2, max_characters=1)) == (

@@ -12,6 +12,7 @@ from bough.v1 import eval_set_pb2
 from bough_server.matching.placeholders import has_text, is_text, matches_anything, redact_like
 from bough_server.matching.regexes import RegexProblem, check_pattern, is_found
 from bough_server.matching.schemas import schema_mistakes, value_path, value_schema_problem
+from bough_server.matching.secrets import REDACTED
 from bough_server.matching.work import TooMuchWork, limit_work, spend
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
@@ -84,6 +85,11 @@ def check_answer(expected: eval_set_pb2.ExpectedAnswer) -> str:
     for name in ("contains", "excludes"):
         if "" in getattr(expected, name):
             return f"{name} has an empty text, which every answer contains."
+    if any(REDACTED in part and not part.replace(REDACTED, "").strip() for part in expected.contains):
+        return (
+            f"contains has {REDACTED} alone, which is in every answer if members of JSON are redacted: "
+            "write the text around it."
+        )
     if expected.HasField("max_characters") and expected.min_characters > expected.max_characters:
         return f"max_characters must not be less than min_characters, which is {expected.min_characters:,}."
     return check_matcher(expected.json) if expected.HasField("json") else ""

@@ -981,7 +981,7 @@ type ExpectedAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The text, without white space around it.
 	Exact *string `protobuf:"bytes,1,opt,name=exact,proto3,oneof" json:"exact,omitempty"`
-	// Texts of which the answer contains each; empty for none.
+	// Texts of which the answer contains each; empty for none. None may be empty, or "[redacted]" alone: INVALID_ARGUMENT.
 	Contains []string `protobuf:"bytes,2,rep,name=contains,proto3" json:"contains,omitempty"`
 	// Texts of which the answer contains none; empty for none.
 	Excludes []string `protobuf:"bytes,3,rep,name=excludes,proto3" json:"excludes,omitempty"`

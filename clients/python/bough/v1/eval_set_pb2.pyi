@@ -596,7 +596,7 @@ class ExpectedAnswer(_message.Message):
     """The most characters that the text has, not less than min_characters; unset for any number."""
     @_builtins.property
     def contains(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts of which the answer contains each; empty for none."""
+        """Texts of which the answer contains each; empty for none. None may be empty, or "[redacted]" alone: INVALID_ARGUMENT."""
 
     @_builtins.property
     def excludes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -526,7 +526,7 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
   exact?: string | undefined;
 
   /**
-   * Texts of which the answer contains each; empty for none.
+   * Texts of which the answer contains each; empty for none. None may be empty, or "[redacted]" alone: INVALID_ARGUMENT.
    *
    * @generated from field: repeated string contains = 2;
    */
