@@ -21,7 +21,7 @@ _TAGS |= {"details", "summary", "table", "caption", "thead", "tbody", "tr", "th"
 _TAGS |= {"form", "label", "input", "select", "option", "button", "output"}
 _ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "style", "href", "open", "title"}
 _ATTRIBUTES |= {"role", "tabindex", "scope", "colspan", "hidden", "type", "value", "placeholder", "data-order"}
-_ATTRIBUTES |= {"data-verdict", "for", "aria-label", "aria-live", "aria-pressed"}
+_ATTRIBUTES |= {"data-verdict", "data-name", "for", "aria-label", "aria-live", "aria-pressed"}
 
 _SCRIPT = hashlib.sha256(Path(reports.__path__[0], "templates", "result.js").read_bytes()).hexdigest()
 
@@ -127,7 +127,7 @@ def test_a_page_marks_the_differences_of_both_trees_and_shows_steps_and_calls() 
         "flaky: who-calls-whom",
         "against the baseline: 0 better, 1 worse, 0 unclear, 1 removed, 0 added, pass rate -0.25",
         "1.00 to 0.50",
-        "3 of 20 trials passed, 18 of 20 in the baseline (p = 2.6e-06). "
+        "3 of 20 trials passed, 18 of 20 in the baseline (p = 2.6e-06).\n"
         "writer was called by researcher, expected by lead",
         "1 regression: over 1 case 3 of 20 trials passed, 18 of 20 in the baseline (p = 2.6e-06).",
         "This comparison finds what it can.",
