@@ -79,7 +79,7 @@ def template_mistake(template: str) -> str:
     return f"has unknown placeholders: {', '.join(wrong[:5])}. Known are {known}." if wrong else ""
 
 
-def agents_in(template: str) -> list[str]:
+def find_template_agents(template: str) -> list[str]:
     """Return the names of the agents whose inputs and answers a judge reads by a template."""
     names = sorted(name for name in templates.names_in(template) if _is_of_agent(name))
     return [name.removeprefix(_OF_AGENT).rpartition(".")[0] for name in names]
