@@ -163,8 +163,8 @@ def test_each_metric_has_a_column_and_cases_without_it_an_empty_cell() -> None:
     text = html_page(example())
     heads = [text for text in _Page(text).texts if text in ("agent_trajectory", "polite")]
     assert heads[:2] == ["agent_trajectory", "polite"]
-    assert '<td class="failed number" data-order="0.8333">0.833</td>' in text
-    assert '<td class="not-scored number" data-order="">-</td>' in text
+    assert '<td class="failed number" data-name="agent_trajectory" data-order="0.8333">0.833</td>' in text
+    assert '<td class="not-scored number" data-name="polite" data-order="">-</td>' in text
 
 
 def test_what_the_text_of_a_page_is_colored_with_can_be_read() -> None:
