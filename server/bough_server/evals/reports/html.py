@@ -121,6 +121,8 @@ class CaseView:
     reasons: str
     notes: Sequence[Note]
     trials: Sequence[TrialView]
+    """All trials, the planned ones first."""
+    planned_count: int
 
 
 def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None) -> str:
@@ -245,6 +247,7 @@ def _case(index: int, case: eval_result_pb2.CaseResult, metrics: Sequence[str]) 
             _trial(trial, case, place=f"case-{index}-trial-{number}", is_open=trial is opened)
             for number, trial in enumerate(trials)
         ],
+        planned_count=len(case.trials),
     )
 
 
