@@ -65,12 +65,11 @@ class FieldLines:
 
     def problem(self, field_path: str, description: str) -> Problem:
         """Return a problem at a field, located at the nearest enclosing field that the document contains."""
-        place = plain = field_path.removesuffix("_json")
-        if plain not in self.lines:
-            place = plain = field_path
+        plain = field_path.removesuffix("_json")
+        place = written = plain if plain in self.lines else field_path
         while place and place not in self.lines:
             place = place[: max(place.rfind("."), place.rfind("["), 0)]
-        return Problem(path=self.path, line=self.lines.get(place, 0), field=plain, description=description)
+        return Problem(path=self.path, line=self.lines.get(place, 0), field=written, description=description)
 
 
 def read_message(
