@@ -306,6 +306,13 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
             ("    turns: [{user: And", "    metrics: [{custom: {name: nice}}]\n    turns: [{user: And"),
             "12: cases[1].metrics[0].custom.name: There is no metric 'nice'.",
         ),
+        (  # by its line the first of two, though turns are checked before metrics
+            (
+                "    turns: [{user: And in Bergen, expect: {answer",
+                "    metrics: [{budget: {agent: guid, errors: 0}}]\n    turns: [{user: Hi, expect: {tools: [x], answer",
+            ),
+            "12: cases[1].metrics[0].budget.agent: There is no agent 'guid'. Did you mean 'guide'?",
+        ),
     ],
 )
 async def test_what_is_wrong_with_a_set_has_its_line_and_field_also_what_the_server_finds(

@@ -80,6 +80,13 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
         {"budget": {"agent": "riter", "errors": 0}},
         {"toolTrajectory": {"agent": "riter", "tools": [{"name": "serch"}]}},
         {"finalResponse": {"agent": "riter", "answer": {}}},
+        {
+            "llmJudge": {
+                "model": "default",
+                "rubrics": [{"id": "kind", "text": "It is kind."}],
+                "template": "{{answer}} {{agents.writer.output}} {{agents.riter.output}}",
+            }
+        },
     ]
     inner = {"name": "riter", "forbidden": ["writer", "riter"], "tools": [{"name": "serch"}]}
     expect = {"tools": [{"name": "search"}, {"name": "serch"}], "agents": [{"name": "lead", "children": [inner]}]}
@@ -109,6 +116,7 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
         ("cases[0].metrics[1].tool_trajectory.agent", agent),
         ("cases[0].metrics[1].tool_trajectory.tools[0].name", tool),
         ("cases[0].metrics[2].final_response.agent", agent),
+        ("cases[0].metrics[3].llm_judge.template", agent),
     ]
     # Other agents and tools may be in what is recorded.
     recorded = {**case, "turns": [{"recorded": {"run": {"runId": "r"}}, "expect": expect}]}
@@ -142,7 +150,11 @@ def test_a_threshold_can_be_reached_and_missed() -> None:
 def test_a_function_gets_a_configuration_only_if_it_takes_one() -> None:
     assert of_metric({"custom": {"name": "polite", "configJson": "{}"}}) == []
     assert of_metric({"custom": {"name": "plain", "configJson": "{}"}}) == [
-        ("custom.config_json", "must not be set: the function 'plain' takes none; give it a third parameter.")
+        (
+            "custom.config_json",
+            "must not be set: the function 'plain' takes no configuration. Remove it, or give the function a third "
+            "parameter.",
+        )
     ]
 
 

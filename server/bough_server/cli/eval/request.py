@@ -101,9 +101,12 @@ class EvalRequest:
             return ConfigurationError(self._locate_problem("eval_set.agent", with_commands(error.message)))
         if not error.violations:
             return error
-        return ConfigurationError(
-            "\n".join(self._locate_problem(one.field, one.description) for one in error.violations)
-        )
+        violations = sorted(error.violations, key=lambda one: self._find_line(one.field))
+        return ConfigurationError("\n".join(self._locate_problem(one.field, one.description) for one in violations))
+
+    def _find_line(self, field: str) -> int:
+        """Return the line of a field of the set; 0 for other fields of the request."""
+        return self.source.problem(field.removeprefix("eval_set."), "").line if field.startswith("eval_set") else 0
 
     def _locate_problem(self, field: str, description: str) -> str:
         description = description.replace("rerun_suspects of", "--rerun-suspects")

@@ -76,6 +76,12 @@ def template_mistake(template: str) -> str:
     return f"has unknown placeholders: {', '.join(wrong[:5])}. Known are {known}." if wrong else ""
 
 
+def find_template_agents(template: str) -> list[str]:
+    """Return the names of the agents whose inputs and answers a judge reads by a template."""
+    names = sorted(name for name in templates.names_in(template) if _is_of_agent(name))
+    return [name.removeprefix(_OF_AGENT).rpartition(".")[0] for name in names]
+
+
 def questions(
     metric: eval_set_pb2.LlmJudgeMetric, turn: eval_set_pb2.EvalTurn, invocation: invocation_pb2.Invocation, number: int
 ) -> list[Question]:

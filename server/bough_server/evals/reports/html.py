@@ -122,6 +122,8 @@ class CaseView:
     reasons: str
     notes: Sequence[Note]
     trials: Sequence[TrialView]
+    """All trials, the planned ones first."""
+    planned_count: int
 
 
 def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None) -> str:
@@ -218,7 +220,7 @@ def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
                 change=CHANGES[case.change],
                 style=_CHANGE_STYLES.get(case.change, ""),
                 rates=rates_text(case),
-                reasons=" ".join(change_reasons(case)),
+                reasons=_join_lines(change_reasons(case)),
             )
 
 
@@ -240,13 +242,19 @@ def _case(index: int, case: eval_result_pb2.CaseResult, metrics: Sequence[str]) 
         is_flaky=statistics.flaky,
         labels=_labels(case),
         scores=[_score(found[name]) if name in found else Score(text="", order="", style="") for name in metrics],
-        reasons=" ".join(reasons[:_MOST_REASONS]),
+        reasons=_join_lines(reasons[:_MOST_REASONS]),
         notes=[*notes, *(Note(text=text, style="anomaly") for text in describe_unused_mocks(case))],
         trials=[
             _trial(trial, case, place=f"case-{index}-trial-{number}", is_open=trial is opened)
             for number, trial in enumerate(trials)
         ],
+        planned_count=len(case.trials),
     )
+
+
+def _join_lines(reasons: Sequence[str]) -> str:
+    """Return reasons as one text, a line for each."""
+    return "\n".join(" ".join(reason.split()) for reason in reasons)
 
 
 def _score(metric: eval_result_pb2.MetricSummary) -> Score:

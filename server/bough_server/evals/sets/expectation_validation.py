@@ -163,8 +163,8 @@ def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownName
             if problem := json_problem(metric.custom.config_json, is_object=True):
                 yield f"{place}.custom.config_json", problem
             elif metric.custom.config_json and known.metrics and not known.metrics.get(metric.custom.name, True):
-                problem = f"must not be set: the function {metric.custom.name!r} takes none; give it a third parameter."
-                yield f"{place}.custom.config_json", problem
+                problem = f"must not be set: the function {metric.custom.name!r} takes no configuration."
+                yield f"{place}.custom.config_json", f"{problem} Remove it, or give the function a third parameter."
 
 
 def _budget_problems(budget: eval_set_pb2.BudgetMetric, place: str) -> Iterator[FieldProblem]:

@@ -6,6 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 from bough.v1 import eval_set_pb2
 from bough_server.documents.yaml import suggestion
+from bough_server.evals.metrics.llm_judge import find_template_agents
 from bough_server.evals.metrics.tool_names import ANY
 from bough_server.evals.sets.expectation_validation import FieldProblem
 from bough_server.tools.builtin import RESERVED
@@ -84,6 +85,8 @@ def _metric_names(metrics: Sequence[eval_set_pb2.EvalMetric], place: str) -> Ite
         yield f"{inner}.tool_trajectory.agent", "agent", metric.tool_trajectory.agent
         yield f"{inner}.final_response.agent", "agent", metric.final_response.agent
         yield f"{inner}.budget.agent", "agent", metric.budget.agent
+        for name in find_template_agents(metric.llm_judge.template):
+            yield f"{inner}.llm_judge.template", "agent", name
         yield from _tool_names(metric.tool_trajectory.tools, f"{inner}.tool_trajectory.tools")
 
 

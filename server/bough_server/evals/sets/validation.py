@@ -204,7 +204,7 @@ def _find_user_problems(case: eval_set_pb2.EvalCase, place: str, known: KnownNam
 
 
 def _list_input_fields(turn: eval_set_pb2.EvalTurn) -> list[str]:
-    """Return the names of the fields that hold the user's message. locals `said` -> `fields`"""
+    """Return the names of the fields that hold the user's message."""
     return [*(["user"] if turn.user else []), *(["input"] if turn.HasField("input") else [])]
 
 
