@@ -73,9 +73,9 @@ def compare_trees(
         differences=islice(
             chain(
                 differences.agents(),
-                differences.matched(eval_result_pb2.DIFFERENCE_KIND_TOOLS, faults.tools),
-                differences.matched(eval_result_pb2.DIFFERENCE_KIND_STATE, faults.state),
-                differences.matched(eval_result_pb2.DIFFERENCE_KIND_INPUT, faults.input),
+                differences.of_matches(eval_result_pb2.DIFFERENCE_KIND_TOOLS, faults.tools),
+                differences.of_matches(eval_result_pb2.DIFFERENCE_KIND_STATE, faults.state),
+                differences.of_matches(eval_result_pb2.DIFFERENCE_KIND_INPUT, faults.input),
                 differences.forbidden(faults.forbidden),
             ),
             MAX_DIFFERENCES,
@@ -277,7 +277,7 @@ class TreeDifferences:
                 message = f"{node.name} {_describe_caller(node)}, which is not expected"
                 yield self._difference(eval_result_pb2.DIFFERENCE_KIND_UNEXPECTED, message, node=node)
 
-    def matched(
+    def of_matches(
         self,
         kind: eval_result_pb2.DifferenceKind.ValueType,
         describe: Callable[[ExpectedNode, AgentNode], str],
