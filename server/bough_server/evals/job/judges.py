@@ -25,6 +25,7 @@ from bough_server.evals.job.case_trials import OF_SERVER
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.metrics import llm_judge
 from bough_server.evals.metrics.turn import name_of
+from bough_server.evals.trees.folding import read_invocation
 from bough_server.identity import Principal
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
@@ -118,7 +119,7 @@ class Judges:
         trial: int,
     ) -> evaluation_ref_pb2.EvaluationRef:
         """Return what the run of a question is in the evaluation, or in a call that scores given records."""
-        rubrics = metric.llm_judge.rubrics
+        rubrics = metric.llm_judge.rubrics  # planned, so they have their ids
         return evaluation_ref_pb2.EvaluationRef(
             evaluation_id=self._evaluation_id,
             case_id=case.id if self._evaluation_id else "",
@@ -162,8 +163,16 @@ class Judges:
             return None  # with the evaluation that had asked
         answer = await self._dependencies.runs.final_answer(ended)
         if answer is None:
-            return llm_judge.JudgeAnswer(run_id=ended.run_id, problem=ended.error.message or "its run has no answer.")
+            problem = ended.error.message or "its run has no answer."
+            return llm_judge.JudgeAnswer(run_id=ended.run_id, text=await self._read_last_text(ended), problem=problem)
         return llm_judge.JudgeAnswer(run_id=ended.run_id, text=messages.text_of(answer))
+
+    async def _read_last_text(self, run: run_pb2.Run) -> str:
+        """Return what a judge without an answer said last; empty if it said nothing."""
+        store = self._dependencies.store
+        record = await read_invocation(self._dependencies.runs, store.log, self._principal, run.run_id)
+        said = (messages.text_of(step.llm_response.message) for step in reversed(record.steps))
+        return next(filter(None, said), "")
 
     async def _shield_start(
         self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef
@@ -217,8 +226,8 @@ def _questions(
 ) -> list[llm_judge.Question]:
     return [
         question
-        for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=False))
-        for question in llm_judge.questions(metric.llm_judge, turn, invocation, number)
+        for judged in llm_judge.turns_of(case.turns, invocations)
+        for question in llm_judge.questions(metric.llm_judge, judged)
     ]
 
 

@@ -13,6 +13,7 @@ from bough_server.evals.reports.words import (
     change_reasons,
     comparison_sentences,
     comparison_text,
+    describe_judgment,
     rate_text,
     rates_text,
     reasons_of_trial,
@@ -186,11 +187,7 @@ def _trial(trial: eval_result_pb2.CaseTrialResult, case: eval_result_pb2.CaseRes
         facts.append(f"{trial.duration.ToTimedelta().total_seconds():.1f} s")
     facts += _usage_facts(trial.usage)
     notes = [Note(text=reason, style=_style(trial.verdict)) for reason in reasons_of_trial(trial)]
-    notes += [
-        Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
-        for score in trial.scores
-        for one in score.judgments
-    ]
+    notes += [Note(text=f"{score.name}, {describe_judgment(one)}") for score in trial.scores for one in score.judgments]
     return TrialView(
         number=trial.trial + 1,
         verdict=verdict_text(trial.verdict),

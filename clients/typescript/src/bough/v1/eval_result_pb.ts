@@ -16,6 +16,8 @@ import type { AgentKind, ExecutionState } from "./execution_pb.js";
 import { file_bough_v1_execution } from "./execution_pb.js";
 import type { InputRequest } from "./input_pb.js";
 import { file_bough_v1_input } from "./input_pb.js";
+import type { FaultCount } from "./invocation_pb.js";
+import { file_bough_v1_invocation } from "./invocation_pb.js";
 import type { Usage } from "./usage_pb.js";
 import { file_bough_v1_usage } from "./usage_pb.js";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
@@ -26,7 +28,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_result.proto.
  */
 export const file_bough_v1_eval_result: GenFile = /*@__PURE__*/
-  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEiVwoKRXZhbFNvdXJjZRIXCg1ldmFsdWF0aW9uX2lkGAEgASgJSAASJgoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdEgAQggKBnNvdXJjZSK4BAoKRXZhbFJlc3VsdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSIAoEcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIvCgtjcmVhdGVfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgKIAMoCzIgLmJvdWdoLnYxLkV2YWxSZXN1bHQuTGFiZWxzRW50cnkSJwoFc3RhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgMIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGcmVhc29uGA0gASgJEigKCHN1c3BlY3RzGA4gASgLMhYuYm91Z2gudjEuRXZhbFN1c3BlY3RzGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEifgoMRXZhbFN1c3BlY3RzEhAKCGNhc2VfaWRzGAEgAygJEg4KBnRyaWFscxgCIAEoBRIpCg1iYXNlbGluZV9waW5zGAMgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSIQoZYmFzZWxpbmVfbm90X3JlcnVuX3JlYXNvbhgEIAEoCSLTAwoIRXZhbFBpbnMSFwoPZXZhbF9zZXRfZGlnZXN0GAEgASgJEi4KBmFnZW50cxgCIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLkFnZW50c0VudHJ5Ei4KBm1vZGVscxgDIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLk1vZGVsc0VudHJ5EiwKBXRvb2xzGAQgAygLMh0uYm91Z2gudjEuRXZhbFBpbnMuVG9vbHNFbnRyeRIOCgZwcmljZXMYBSABKAkSLgoGanVkZ2VzGAYgAygLMh4uYm91Z2gudjEuRXZhbFBpbnMuSnVkZ2VzRW50cnkSDQoFYWdlbnQYByABKAkSFgoOc2VydmVyX3ZlcnNpb24YCCABKAkaLQoLQWdlbnRzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtNb2RlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGiwKClRvb2xzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtKdWRnZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkEKEkNvbmZpZGVuY2VJbnRlcnZhbBINCgVsb3dlchgBIAEoARINCgV1cHBlchgCIAEoARINCgVsZXZlbBgDIAEoASLzAwoKRXZhbFRvdGFscxINCgVjYXNlcxgBIAEoBRIUCgxjYXNlc19wYXNzZWQYAiABKAUSFAoMY2FzZXNfZmFpbGVkGAMgASgFEhsKE2Nhc2VzX25vdF9ldmFsdWF0ZWQYBCABKAUSDgoGdHJpYWxzGAUgASgFEhQKDHRyaWFsc19lbmRlZBgGIAEoBRIVCg10cmlhbHNfcGFzc2VkGAcgASgFEhYKCXBhc3NfcmF0ZRgIIAEoAUgAiAEBEjgKEnBhc3NfcmF0ZV9pbnRlcnZhbBgJIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBI7CgxtZXRyaWNfbWVhbnMYCiADKAsyJS5ib3VnaC52MS5FdmFsVG90YWxzLk1ldHJpY01lYW5zRW50cnkSHgoFdXNhZ2UYCyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgtqdWRnZV91c2FnZRgMIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhMKC2ZsYWt5X2Nhc2VzGA0gAygJEg4KBnJlcnVucxgOIAEoBRIUCgxyZXJ1bnNfZW5kZWQYDyABKAUaMgoQTWV0cmljTWVhbnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQgwKCl9wYXNzX3JhdGUi2gMKCkNhc2VSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRIwCgZsYWJlbHMYAiADKAsyIC5ib3VnaC52MS5DYXNlUmVzdWx0LkxhYmVsc0VudHJ5EiEKBXR1cm5zGAMgAygLMhIuYm91Z2gudjEuRXZhbFR1cm4SIgoHdmVyZGljdBgEIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSDgoGcmVhc29uGAUgASgJEikKBnRyaWFscxgGIAMoCzIZLmJvdWdoLnYxLkNhc2VUcmlhbFJlc3VsdBIoCgdtZXRyaWNzGAcgAygLMhcuYm91Z2gudjEuTWV0cmljU3VtbWFyeRIsCgpzdGF0aXN0aWNzGAggASgLMhguYm91Z2gudjEuUGFzc1N0YXRpc3RpY3MSKgoMdW51c2VkX21vY2tzGAkgAygLMhQuYm91Z2gudjEuVW51c2VkTW9jaxIpCgZyZXJ1bnMYCiADKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxSZXN1bHQSKQoLdHJpYWxfbWVhbnMYCyABKAsyFC5ib3VnaC52MS5UcmlhbE1lYW5zGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEipAEKClRyaWFsTWVhbnMSFwoKY29zdF9uYW5vcxgBIAEoAUgAiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgCIAEoCRITCgZ0b2tlbnMYAyABKAFIAYgBARIdChBkdXJhdGlvbl9zZWNvbmRzGAQgASgBSAKIAQFCDQoLX2Nvc3RfbmFub3NCCQoHX3Rva2Vuc0ITChFfZHVyYXRpb25fc2Vjb25kcyI7CgpVbnVzZWRNb2NrEg0KBWluZGV4GAEgASgFEgwKBG5hbWUYAiABKAkSEAoIaXNfYWdlbnQYAyABKAgijAEKDU1ldHJpY1N1bW1hcnkSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBIRCgRtZWFuGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBEhoKEmRpc3RpbmN0X2p1ZGdtZW50cxgFIAEoBUIHCgVfbWVhbiK0AgoOUGFzc1N0YXRpc3RpY3MSDgoGdHJpYWxzGAEgASgFEg4KBnBhc3NlZBgCIAEoBRIWCglwYXNzX3JhdGUYAyABKAFIAIgBARI4ChJwYXNzX3JhdGVfaW50ZXJ2YWwYBCABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSEQoJcGFzc19hdF9rGAUgAygBEhIKCnBhc3NfYWxsX2sYBiADKAESOgoUcGFzc19hbGxfa19pbnRlcnZhbHMYByADKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSDQoFZmxha3kYCCABKAgSFwoPZGlzdGluY3RfdHJpYWxzGAkgASgFEhcKD2Rpc3RpbmN0X3Bhc3NlZBgKIAEoBUIMCgpfcGFzc19yYXRlIrwDCg9DYXNlVHJpYWxSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIiCgd2ZXJkaWN0GAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YBCABKAkSDwoHY3Jhc2hlZBgFIAEoCBInCgV0dXJucxgGIAMoCzIYLmJvdWdoLnYxLkV2YWxUdXJuUmVzdWx0EiUKBnNjb3JlcxgHIAMoCzIVLmJvdWdoLnYxLk1ldHJpY1Njb3JlEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgp1bmFuc3dlcmVkGAsgASgLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0EhIKCnVzZWRfbW9ja3MYDCADKAUSGAoQdXNlZF9hZ2VudF9tb2NrcxgOIAMoBRInCgdwdXJwb3NlGA0gASgOMhYuYm91Z2gudjEuVHJpYWxQdXJwb3NlIsgBCg5FdmFsVHVyblJlc3VsdBIOCgZydW5faWQYASABKAkSEAoIdHJhY2VfaWQYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgEIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGYW5zd2VyGAUgASgJEiMKBmFnZW50cxgGIAMoCzITLmJvdWdoLnYxLkV2YWxBZ2VudBIRCgl0cnVuY2F0ZWQYByABKAgitwIKCUV2YWxBZ2VudBIMCgRuYW1lGAEgASgJEg0KBWRlcHRoGAIgASgFEhUKDWludm9jYXRpb25faWQYAyABKAkSIQoEa2luZBgEIAEoDjITLmJvdWdoLnYxLkFnZW50S2luZBInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiEKBWNhbGxzGAYgAygLMhIuYm91Z2gudjEuRXZhbENhbGwSIAoEbWFyaxgHIAEoDjISLmJvdWdoLnYxLlRyZWVNYXJrEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USEgoKc3RlcF9jb3VudBgJIAEoBRIOCgZhbnN3ZXIYCiABKAkSIQoFc3RlcHMYCyADKAsyEi5ib3VnaC52MS5FdmFsU3RlcCInCghFdmFsU3RlcBINCgVpbmRleBgBIAEoBRIMCgR0ZXh0GAIgASgJItwBCghFdmFsQ2FsbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEhMKC3Jlc3VsdF9qc29uGAMgASgJEicKBXN0YXRlGAQgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIwoFZXJyb3IYBSABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEhcKCnN0ZXBfaW5kZXgYBiABKAVIAIgBARIfChdleGVjdXRlZF9hcmd1bWVudHNfanNvbhgHIAEoCUINCgtfc3RlcF9pbmRleCKIAgoLTWV0cmljU2NvcmUSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBISCgVzY29yZRgDIAEoAUgAiAEBEhEKCXRocmVzaG9sZBgEIAEoARIOCgZyZWFzb24YBSABKAkSMgoQdHJlZV9jb21wYXJpc29ucxgGIAMoCzIYLmJvdWdoLnYxLlRyZWVDb21wYXJpc29uEiUKCWp1ZGdtZW50cxgHIAMoCzISLmJvdWdoLnYxLkp1ZGdtZW50EisKDGVycm9yX3JlYXNvbhgIIAEoDjIVLmJvdWdoLnYxLkVycm9yUmVhc29uQggKBl9zY29yZSKQAQoOVHJlZUNvbXBhcmlzb24SDAoEdHVybhgBIAEoBRISCgp2aW9sYXRpb25zGAIgASgFEg4KBnJlY2FsbBgDIAEoARIRCglwcmVjaXNpb24YBCABKAESCgoCZjEYBSABKAESLQoLZGlmZmVyZW5jZXMYBiADKAsyGC5ib3VnaC52MS5UcmVlRGlmZmVyZW5jZSKfAQoOVHJlZURpZmZlcmVuY2USJgoEa2luZBgBIAEoDjIYLmJvdWdoLnYxLkRpZmZlcmVuY2VLaW5kEg0KBWFnZW50GAIgASgJEhcKD2V4cGVjdGVkX3BhcmVudBgDIAEoCRIVCg1hY3R1YWxfcGFyZW50GAQgASgJEg8KB21lc3NhZ2UYBSABKAkSFQoNaW52b2NhdGlvbl9pZBgGIAEoCSJ5CghKdWRnbWVudBIRCglydWJyaWNfaWQYASABKAkSDgoGc2FtcGxlGAIgASgFEhIKBWhvbGRzGAMgASgISACIAQESDgoGcmVhc29uGAQgASgJEg4KBnJ1bl9pZBgFIAEoCRIMCgR0dXJuGAYgASgFQggKBl9ob2xkcyK1AQoKR2F0ZVJlc3VsdBIMCgRnYXRlGAEgASgJEg4KBm51bWJlchgCIAEoCRIoCghvcGVyYXRvchgDIAEoDjIWLmJvdWdoLnYxLkdhdGVPcGVyYXRvchINCgVib3VuZBgEIAEoARISCgV2YWx1ZRgFIAEoAUgAiAEBEiIKB3ZlcmRpY3QYBiABKA4yES5ib3VnaC52MS5WZXJkaWN0Eg4KBnJlYXNvbhgHIAEoCUIICgZfdmFsdWUi/gMKDkV2YWxDb21wYXJpc29uEhQKDHBpbnNfY2hhbmdlZBgBIAMoCRInCgVjYXNlcxgCIAMoCzIYLmJvdWdoLnYxLkNhc2VDb21wYXJpc29uEg4KBmJldHRlchgDIAEoBRINCgV3b3JzZRgEIAEoBRIPCgdyZW1vdmVkGAUgASgFEg0KBWFkZGVkGAYgASgFEh0KEHBhc3NfcmF0ZV9jaGFuZ2UYByABKAFIAIgBARIeChFjb3N0X25hbm9zX2NoYW5nZRgIIAEoA0gBiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgJIAEoCRIwCg5zdGF0ZV9iYXNlbGluZRgKIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEjEKD3N0YXRlX2NhbmRpZGF0ZRgLIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEg8KB3VuY2xlYXIYDCABKAUSEwoLcmVncmVzc2lvbnMYDSABKAUSMQoPcmVncmVzc2lvbl90ZXN0GA4gASgLMhguYm91Z2gudjEuUmVncmVzc2lvblRlc3QSKgoHY2hhbmdlcxgPIAMoCzIZLmJvdWdoLnYxLkVzdGltYXRlZENoYW5nZUITChFfcGFzc19yYXRlX2NoYW5nZUIUChJfY29zdF9uYW5vc19jaGFuZ2UiywEKDlJlZ3Jlc3Npb25UZXN0EhQKB3BfdmFsdWUYASABKAFIAIgBARINCgVsZXZlbBgCIAEoARINCgVjYXNlcxgDIAEoBRInCgljYW5kaWRhdGUYBCABKAsyFC5ib3VnaC52MS5QYXNzQ291bnRzEiYKCGJhc2VsaW5lGAUgASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxINCgVwb3dlchgGIAEoCRIZChFpbmNvbXBsZXRlX3JlYXNvbhgHIAEoCUIKCghfcF92YWx1ZSIsCgpQYXNzQ291bnRzEg4KBnRyaWFscxgBIAEoBRIOCgZwYXNzZWQYAiABKAUibQoPRXN0aW1hdGVkQ2hhbmdlEgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESLgoIaW50ZXJ2YWwYAyABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSDQoFY2FzZXMYBCABKAUizwQKDkNhc2VDb21wYXJpc29uEg8KB2Nhc2VfaWQYASABKAkSJAoGY2hhbmdlGAIgASgOMhQuYm91Z2gudjEuQ2FzZUNoYW5nZRIrChB2ZXJkaWN0X2Jhc2VsaW5lGAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIsChF2ZXJkaWN0X2NhbmRpZGF0ZRgEIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSHwoScGFzc19yYXRlX2Jhc2VsaW5lGAUgASgBSACIAQESIAoTcGFzc19yYXRlX2NhbmRpZGF0ZRgGIAEoAUgBiAEBEkMKDm1ldHJpY19jaGFuZ2VzGAcgAygLMisuYm91Z2gudjEuQ2FzZUNvbXBhcmlzb24uTWV0cmljQ2hhbmdlc0VudHJ5Ei0KC2RpZmZlcmVuY2VzGAggAygLMhguYm91Z2gudjEuVHJlZURpZmZlcmVuY2USLQoPdHJpYWxzX2Jhc2VsaW5lGAkgASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxIuChB0cmlhbHNfY2FuZGlkYXRlGAogASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxIUCgdwX3ZhbHVlGAsgASgBSAKIAQESDgoGcmVhc29uGAwgASgJGjQKEk1ldHJpY0NoYW5nZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQhUKE19wYXNzX3JhdGVfYmFzZWxpbmVCFgoUX3Bhc3NfcmF0ZV9jYW5kaWRhdGVCCgoIX3BfdmFsdWUi0QIKDkludm9jYXRpb25EaWZmEjQKEWFnZW50X2RpZmZlcmVuY2VzGAEgAygLMhkuYm91Z2gudjEuQWdlbnREaWZmZXJlbmNlEjIKEGNhbGxfZGlmZmVyZW5jZXMYAiADKAsyGC5ib3VnaC52MS5DYWxsRGlmZmVyZW5jZRIlCgx1c2FnZV9iZWZvcmUYAyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgt1c2FnZV9hZnRlchgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEjIKD2R1cmF0aW9uX2JlZm9yZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5kdXJhdGlvbl9hZnRlchgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtzYW1lX2Fuc3dlchgHIAEoCBIMCgRzYW1lGAggASgIIr0BCg9BZ2VudERpZmZlcmVuY2USIgoEa2luZBgBIAEoDjIULmJvdWdoLnYxLkNoYW5nZUtpbmQSDQoFYWdlbnQYAiABKAkSFQoNcGFyZW50X2JlZm9yZRgDIAEoCRIUCgxwYXJlbnRfYWZ0ZXIYBCABKAkSHAoUaW52b2NhdGlvbl9pZF9iZWZvcmUYBSABKAkSGwoTaW52b2NhdGlvbl9pZF9hZnRlchgGIAEoCRIPCgdtZXNzYWdlGAcgASgJIqoBCg5DYWxsRGlmZmVyZW5jZRIiCgRraW5kGAEgASgOMhQuYm91Z2gudjEuQ2hhbmdlS2luZBIOCgZicmFuY2gYAiABKAkSDAoEdG9vbBgDIAEoCRIiCgZiZWZvcmUYBCABKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIhCgVhZnRlchgFIAEoCzISLmJvdWdoLnYxLkV2YWxDYWxsEg8KB21lc3NhZ2UYBiABKAkqZQoHVmVyZGljdBIXChNWRVJESUNUX1VOU1BFQ0lGSUVEEAASEgoOVkVSRElDVF9QQVNTRUQQARISCg5WRVJESUNUX0ZBSUxFRBACEhkKFVZFUkRJQ1RfTk9UX0VWQUxVQVRFRBADKmgKDFRyaWFsUHVycG9zZRIdChlUUklBTF9QVVJQT1NFX1VOU1BFQ0lGSUVEEAASFwoTVFJJQUxfUFVSUE9TRV9SRVJVThABEiAKHFRSSUFMX1BVUlBPU0VfQkFTRUxJTkVfUkVSVU4QAiqaAQoIVHJlZU1hcmsSGQoVVFJFRV9NQVJLX1VOU1BFQ0lGSUVEEAASFQoRVFJFRV9NQVJLX01BVENIRUQQARITCg9UUkVFX01BUktfTU9WRUQQAhIYChRUUkVFX01BUktfVU5FWFBFQ1RFRBADEhUKEVRSRUVfTUFSS19BTExPV0VEEAQSFgoSVFJFRV9NQVJLX1ZJT0xBVEVEEAUq+QEKDkRpZmZlcmVuY2VLaW5kEh8KG0RJRkZFUkVOQ0VfS0lORF9VTlNQRUNJRklFRBAAEhsKF0RJRkZFUkVOQ0VfS0lORF9NSVNTSU5HEAESHgoaRElGRkVSRU5DRV9LSU5EX1VORVhQRUNURUQQAhIZChVESUZGRVJFTkNFX0tJTkRfTU9WRUQQAxIZChVESUZGRVJFTkNFX0tJTkRfVE9PTFMQBBIdChlESUZGRVJFTkNFX0tJTkRfRk9SQklEREVOEAUSGQoVRElGRkVSRU5DRV9LSU5EX1NUQVRFEAYSGQoVRElGRkVSRU5DRV9LSU5EX0lOUFVUEAcqrwEKDEdhdGVPcGVyYXRvchIdChlHQVRFX09QRVJBVE9SX1VOU1BFQ0lGSUVEEAASGgoWR0FURV9PUEVSQVRPUl9BVF9MRUFTVBABEhcKE0dBVEVfT1BFUkFUT1JfQUJPVkUQAhIZChVHQVRFX09QRVJBVE9SX0FUX01PU1QQAxIXChNHQVRFX09QRVJBVE9SX0JFTE9XEAQSFwoTR0FURV9PUEVSQVRPUl9FUVVBTBAFKrcBCgpDYXNlQ2hhbmdlEhsKF0NBU0VfQ0hBTkdFX1VOU1BFQ0lGSUVEEAASFAoQQ0FTRV9DSEFOR0VfU0FNRRABEhYKEkNBU0VfQ0hBTkdFX0JFVFRFUhACEhUKEUNBU0VfQ0hBTkdFX1dPUlNFEAMSFwoTQ0FTRV9DSEFOR0VfUkVNT1ZFRBAEEhUKEUNBU0VfQ0hBTkdFX0FEREVEEAUSFwoTQ0FTRV9DSEFOR0VfVU5DTEVBUhAGKokBCgpDaGFuZ2VLaW5kEhsKF0NIQU5HRV9LSU5EX1VOU1BFQ0lGSUVEEAASFQoRQ0hBTkdFX0tJTkRfQURERUQQARIXChNDSEFOR0VfS0lORF9SRU1PVkVEEAISFQoRQ0hBTkdFX0tJTkRfTU9WRUQQAxIXChNDSEFOR0VfS0lORF9DSEFOR0VEEARCWQoMZGV2LmJvdWdoLnYxQg9FdmFsUmVzdWx0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEiVwoKRXZhbFNvdXJjZRIXCg1ldmFsdWF0aW9uX2lkGAEgASgJSAASJgoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdEgAQggKBnNvdXJjZSK4BAoKRXZhbFJlc3VsdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSIAoEcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIvCgtjcmVhdGVfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgKIAMoCzIgLmJvdWdoLnYxLkV2YWxSZXN1bHQuTGFiZWxzRW50cnkSJwoFc3RhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgMIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGcmVhc29uGA0gASgJEigKCHN1c3BlY3RzGA4gASgLMhYuYm91Z2gudjEuRXZhbFN1c3BlY3RzGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEifgoMRXZhbFN1c3BlY3RzEhAKCGNhc2VfaWRzGAEgAygJEg4KBnRyaWFscxgCIAEoBRIpCg1iYXNlbGluZV9waW5zGAMgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSIQoZYmFzZWxpbmVfbm90X3JlcnVuX3JlYXNvbhgEIAEoCSLTAwoIRXZhbFBpbnMSFwoPZXZhbF9zZXRfZGlnZXN0GAEgASgJEi4KBmFnZW50cxgCIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLkFnZW50c0VudHJ5Ei4KBm1vZGVscxgDIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLk1vZGVsc0VudHJ5EiwKBXRvb2xzGAQgAygLMh0uYm91Z2gudjEuRXZhbFBpbnMuVG9vbHNFbnRyeRIOCgZwcmljZXMYBSABKAkSLgoGanVkZ2VzGAYgAygLMh4uYm91Z2gudjEuRXZhbFBpbnMuSnVkZ2VzRW50cnkSDQoFYWdlbnQYByABKAkSFgoOc2VydmVyX3ZlcnNpb24YCCABKAkaLQoLQWdlbnRzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtNb2RlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGiwKClRvb2xzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtKdWRnZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkEKEkNvbmZpZGVuY2VJbnRlcnZhbBINCgVsb3dlchgBIAEoARINCgV1cHBlchgCIAEoARINCgVsZXZlbBgDIAEoASLzAwoKRXZhbFRvdGFscxINCgVjYXNlcxgBIAEoBRIUCgxjYXNlc19wYXNzZWQYAiABKAUSFAoMY2FzZXNfZmFpbGVkGAMgASgFEhsKE2Nhc2VzX25vdF9ldmFsdWF0ZWQYBCABKAUSDgoGdHJpYWxzGAUgASgFEhQKDHRyaWFsc19lbmRlZBgGIAEoBRIVCg10cmlhbHNfcGFzc2VkGAcgASgFEhYKCXBhc3NfcmF0ZRgIIAEoAUgAiAEBEjgKEnBhc3NfcmF0ZV9pbnRlcnZhbBgJIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBI7CgxtZXRyaWNfbWVhbnMYCiADKAsyJS5ib3VnaC52MS5FdmFsVG90YWxzLk1ldHJpY01lYW5zRW50cnkSHgoFdXNhZ2UYCyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgtqdWRnZV91c2FnZRgMIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhMKC2ZsYWt5X2Nhc2VzGA0gAygJEg4KBnJlcnVucxgOIAEoBRIUCgxyZXJ1bnNfZW5kZWQYDyABKAUaMgoQTWV0cmljTWVhbnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQgwKCl9wYXNzX3JhdGUiggQKCkNhc2VSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRIwCgZsYWJlbHMYAiADKAsyIC5ib3VnaC52MS5DYXNlUmVzdWx0LkxhYmVsc0VudHJ5EiEKBXR1cm5zGAMgAygLMhIuYm91Z2gudjEuRXZhbFR1cm4SIgoHdmVyZGljdBgEIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSDgoGcmVhc29uGAUgASgJEikKBnRyaWFscxgGIAMoCzIZLmJvdWdoLnYxLkNhc2VUcmlhbFJlc3VsdBIoCgdtZXRyaWNzGAcgAygLMhcuYm91Z2gudjEuTWV0cmljU3VtbWFyeRIsCgpzdGF0aXN0aWNzGAggASgLMhguYm91Z2gudjEuUGFzc1N0YXRpc3RpY3MSKgoMdW51c2VkX21vY2tzGAkgAygLMhQuYm91Z2gudjEuVW51c2VkTW9jaxIpCgZyZXJ1bnMYCiADKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxSZXN1bHQSKQoLdHJpYWxfbWVhbnMYCyABKAsyFC5ib3VnaC52MS5UcmlhbE1lYW5zEiYKBmZhdWx0cxgMIAMoCzIWLmJvdWdoLnYxLkZhdWx0U3VtbWFyeRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIqQBCgpUcmlhbE1lYW5zEhcKCmNvc3RfbmFub3MYASABKAFIAIgBARIaChJjb3N0X2N1cnJlbmN5X2NvZGUYAiABKAkSEwoGdG9rZW5zGAMgASgBSAGIAQESHQoQZHVyYXRpb25fc2Vjb25kcxgEIAEoAUgCiAEBQg0KC19jb3N0X25hbm9zQgkKB190b2tlbnNCEwoRX2R1cmF0aW9uX3NlY29uZHMiOwoKVW51c2VkTW9jaxINCgVpbmRleBgBIAEoBRIMCgRuYW1lGAIgASgJEhAKCGlzX2FnZW50GAMgASgIIm8KDEZhdWx0U3VtbWFyeRINCgVpbmRleBgBIAEoBRIMCgRuYW1lGAIgASgJEhAKCGlzX21vZGVsGAMgASgIEhAKCGluamVjdGVkGAQgASgDEg4KBnRyaWFscxgFIAEoBRIOCgZwYXNzZWQYBiABKAUijAEKDU1ldHJpY1N1bW1hcnkSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBIRCgRtZWFuGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBEhoKEmRpc3RpbmN0X2p1ZGdtZW50cxgFIAEoBUIHCgVfbWVhbiK0AgoOUGFzc1N0YXRpc3RpY3MSDgoGdHJpYWxzGAEgASgFEg4KBnBhc3NlZBgCIAEoBRIWCglwYXNzX3JhdGUYAyABKAFIAIgBARI4ChJwYXNzX3JhdGVfaW50ZXJ2YWwYBCABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSEQoJcGFzc19hdF9rGAUgAygBEhIKCnBhc3NfYWxsX2sYBiADKAESOgoUcGFzc19hbGxfa19pbnRlcnZhbHMYByADKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSDQoFZmxha3kYCCABKAgSFwoPZGlzdGluY3RfdHJpYWxzGAkgASgFEhcKD2Rpc3RpbmN0X3Bhc3NlZBgKIAEoBUIMCgpfcGFzc19yYXRlIusDCg9DYXNlVHJpYWxSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIiCgd2ZXJkaWN0GAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YBCABKAkSDwoHY3Jhc2hlZBgFIAEoCBInCgV0dXJucxgGIAMoCzIYLmJvdWdoLnYxLkV2YWxUdXJuUmVzdWx0EiUKBnNjb3JlcxgHIAMoCzIVLmJvdWdoLnYxLk1ldHJpY1Njb3JlEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgp1bmFuc3dlcmVkGAsgASgLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0EhIKCnVzZWRfbW9ja3MYDCADKAUSGAoQdXNlZF9hZ2VudF9tb2NrcxgOIAMoBRInCgdwdXJwb3NlGA0gASgOMhYuYm91Z2gudjEuVHJpYWxQdXJwb3NlEi0KD2luamVjdGVkX2ZhdWx0cxgRIAMoCzIULmJvdWdoLnYxLkZhdWx0Q291bnQiyAEKDkV2YWxUdXJuUmVzdWx0Eg4KBnJ1bl9pZBgBIAEoCRIQCgh0cmFjZV9pZBgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAQgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIOCgZhbnN3ZXIYBSABKAkSIwoGYWdlbnRzGAYgAygLMhMuYm91Z2gudjEuRXZhbEFnZW50EhEKCXRydW5jYXRlZBgHIAEoCCK3AgoJRXZhbEFnZW50EgwKBG5hbWUYASABKAkSDQoFZGVwdGgYAiABKAUSFQoNaW52b2NhdGlvbl9pZBgDIAEoCRIhCgRraW5kGAQgASgOMhMuYm91Z2gudjEuQWdlbnRLaW5kEicKBXN0YXRlGAUgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIQoFY2FsbHMYBiADKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIgCgRtYXJrGAcgASgOMhIuYm91Z2gudjEuVHJlZU1hcmsSHgoFdXNhZ2UYCCABKAsyDy5ib3VnaC52MS5Vc2FnZRISCgpzdGVwX2NvdW50GAkgASgFEg4KBmFuc3dlchgKIAEoCRIhCgVzdGVwcxgLIAMoCzISLmJvdWdoLnYxLkV2YWxTdGVwIicKCEV2YWxTdGVwEg0KBWluZGV4GAEgASgFEgwKBHRleHQYAiABKAki3AEKCEV2YWxDYWxsEgwKBG5hbWUYASABKAkSFgoOYXJndW1lbnRzX2pzb24YAiABKAkSEwoLcmVzdWx0X2pzb24YAyABKAkSJwoFc3RhdGUYBCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgFIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISFwoKc3RlcF9pbmRleBgGIAEoBUgAiAEBEh8KF2V4ZWN1dGVkX2FyZ3VtZW50c19qc29uGAcgASgJQg0KC19zdGVwX2luZGV4IogCCgtNZXRyaWNTY29yZRIMCgRuYW1lGAEgASgJEiIKB3ZlcmRpY3QYAiABKA4yES5ib3VnaC52MS5WZXJkaWN0EhIKBXNjb3JlGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBEg4KBnJlYXNvbhgFIAEoCRIyChB0cmVlX2NvbXBhcmlzb25zGAYgAygLMhguYm91Z2gudjEuVHJlZUNvbXBhcmlzb24SJQoJanVkZ21lbnRzGAcgAygLMhIuYm91Z2gudjEuSnVkZ21lbnQSKwoMZXJyb3JfcmVhc29uGAggASgOMhUuYm91Z2gudjEuRXJyb3JSZWFzb25CCAoGX3Njb3JlIpABCg5UcmVlQ29tcGFyaXNvbhIMCgR0dXJuGAEgASgFEhIKCnZpb2xhdGlvbnMYAiABKAUSDgoGcmVjYWxsGAMgASgBEhEKCXByZWNpc2lvbhgEIAEoARIKCgJmMRgFIAEoARItCgtkaWZmZXJlbmNlcxgGIAMoCzIYLmJvdWdoLnYxLlRyZWVEaWZmZXJlbmNlIp8BCg5UcmVlRGlmZmVyZW5jZRImCgRraW5kGAEgASgOMhguYm91Z2gudjEuRGlmZmVyZW5jZUtpbmQSDQoFYWdlbnQYAiABKAkSFwoPZXhwZWN0ZWRfcGFyZW50GAMgASgJEhUKDWFjdHVhbF9wYXJlbnQYBCABKAkSDwoHbWVzc2FnZRgFIAEoCRIVCg1pbnZvY2F0aW9uX2lkGAYgASgJIqYBCghKdWRnbWVudBIRCglydWJyaWNfaWQYASABKAkSDgoGc2FtcGxlGAIgASgFEhIKBWhvbGRzGAMgASgISACIAQESDgoGcmVhc29uGAQgASgJEg4KBnJ1bl9pZBgFIAEoCRIMCgR0dXJuGAYgASgFEg0KBW1vZGVsGAcgASgJEhIKBWdyYWRlGAggASgFSAGIAQFCCAoGX2hvbGRzQggKBl9ncmFkZSK1AQoKR2F0ZVJlc3VsdBIMCgRnYXRlGAEgASgJEg4KBm51bWJlchgCIAEoCRIoCghvcGVyYXRvchgDIAEoDjIWLmJvdWdoLnYxLkdhdGVPcGVyYXRvchINCgVib3VuZBgEIAEoARISCgV2YWx1ZRgFIAEoAUgAiAEBEiIKB3ZlcmRpY3QYBiABKA4yES5ib3VnaC52MS5WZXJkaWN0Eg4KBnJlYXNvbhgHIAEoCUIICgZfdmFsdWUi/gMKDkV2YWxDb21wYXJpc29uEhQKDHBpbnNfY2hhbmdlZBgBIAMoCRInCgVjYXNlcxgCIAMoCzIYLmJvdWdoLnYxLkNhc2VDb21wYXJpc29uEg4KBmJldHRlchgDIAEoBRINCgV3b3JzZRgEIAEoBRIPCgdyZW1vdmVkGAUgASgFEg0KBWFkZGVkGAYgASgFEh0KEHBhc3NfcmF0ZV9jaGFuZ2UYByABKAFIAIgBARIeChFjb3N0X25hbm9zX2NoYW5nZRgIIAEoA0gBiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgJIAEoCRIwCg5zdGF0ZV9iYXNlbGluZRgKIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEjEKD3N0YXRlX2NhbmRpZGF0ZRgLIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEg8KB3VuY2xlYXIYDCABKAUSEwoLcmVncmVzc2lvbnMYDSABKAUSMQoPcmVncmVzc2lvbl90ZXN0GA4gASgLMhguYm91Z2gudjEuUmVncmVzc2lvblRlc3QSKgoHY2hhbmdlcxgPIAMoCzIZLmJvdWdoLnYxLkVzdGltYXRlZENoYW5nZUITChFfcGFzc19yYXRlX2NoYW5nZUIUChJfY29zdF9uYW5vc19jaGFuZ2UiywEKDlJlZ3Jlc3Npb25UZXN0EhQKB3BfdmFsdWUYASABKAFIAIgBARINCgVsZXZlbBgCIAEoARINCgVjYXNlcxgDIAEoBRInCgljYW5kaWRhdGUYBCABKAsyFC5ib3VnaC52MS5QYXNzQ291bnRzEiYKCGJhc2VsaW5lGAUgASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxINCgVwb3dlchgGIAEoCRIZChFpbmNvbXBsZXRlX3JlYXNvbhgHIAEoCUIKCghfcF92YWx1ZSIsCgpQYXNzQ291bnRzEg4KBnRyaWFscxgBIAEoBRIOCgZwYXNzZWQYAiABKAUibQoPRXN0aW1hdGVkQ2hhbmdlEgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESLgoIaW50ZXJ2YWwYAyABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSDQoFY2FzZXMYBCABKAUizwQKDkNhc2VDb21wYXJpc29uEg8KB2Nhc2VfaWQYASABKAkSJAoGY2hhbmdlGAIgASgOMhQuYm91Z2gudjEuQ2FzZUNoYW5nZRIrChB2ZXJkaWN0X2Jhc2VsaW5lGAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIsChF2ZXJkaWN0X2NhbmRpZGF0ZRgEIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSHwoScGFzc19yYXRlX2Jhc2VsaW5lGAUgASgBSACIAQESIAoTcGFzc19yYXRlX2NhbmRpZGF0ZRgGIAEoAUgBiAEBEkMKDm1ldHJpY19jaGFuZ2VzGAcgAygLMisuYm91Z2gudjEuQ2FzZUNvbXBhcmlzb24uTWV0cmljQ2hhbmdlc0VudHJ5Ei0KC2RpZmZlcmVuY2VzGAggAygLMhguYm91Z2gudjEuVHJlZURpZmZlcmVuY2USLQoPdHJpYWxzX2Jhc2VsaW5lGAkgASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxIuChB0cmlhbHNfY2FuZGlkYXRlGAogASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxIUCgdwX3ZhbHVlGAsgASgBSAKIAQESDgoGcmVhc29uGAwgASgJGjQKEk1ldHJpY0NoYW5nZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQhUKE19wYXNzX3JhdGVfYmFzZWxpbmVCFgoUX3Bhc3NfcmF0ZV9jYW5kaWRhdGVCCgoIX3BfdmFsdWUi0QIKDkludm9jYXRpb25EaWZmEjQKEWFnZW50X2RpZmZlcmVuY2VzGAEgAygLMhkuYm91Z2gudjEuQWdlbnREaWZmZXJlbmNlEjIKEGNhbGxfZGlmZmVyZW5jZXMYAiADKAsyGC5ib3VnaC52MS5DYWxsRGlmZmVyZW5jZRIlCgx1c2FnZV9iZWZvcmUYAyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgt1c2FnZV9hZnRlchgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEjIKD2R1cmF0aW9uX2JlZm9yZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5kdXJhdGlvbl9hZnRlchgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtzYW1lX2Fuc3dlchgHIAEoCBIMCgRzYW1lGAggASgIIr0BCg9BZ2VudERpZmZlcmVuY2USIgoEa2luZBgBIAEoDjIULmJvdWdoLnYxLkNoYW5nZUtpbmQSDQoFYWdlbnQYAiABKAkSFQoNcGFyZW50X2JlZm9yZRgDIAEoCRIUCgxwYXJlbnRfYWZ0ZXIYBCABKAkSHAoUaW52b2NhdGlvbl9pZF9iZWZvcmUYBSABKAkSGwoTaW52b2NhdGlvbl9pZF9hZnRlchgGIAEoCRIPCgdtZXNzYWdlGAcgASgJIqoBCg5DYWxsRGlmZmVyZW5jZRIiCgRraW5kGAEgASgOMhQuYm91Z2gudjEuQ2hhbmdlS2luZBIOCgZicmFuY2gYAiABKAkSDAoEdG9vbBgDIAEoCRIiCgZiZWZvcmUYBCABKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIhCgVhZnRlchgFIAEoCzISLmJvdWdoLnYxLkV2YWxDYWxsEg8KB21lc3NhZ2UYBiABKAkqZQoHVmVyZGljdBIXChNWRVJESUNUX1VOU1BFQ0lGSUVEEAASEgoOVkVSRElDVF9QQVNTRUQQARISCg5WRVJESUNUX0ZBSUxFRBACEhkKFVZFUkRJQ1RfTk9UX0VWQUxVQVRFRBADKmgKDFRyaWFsUHVycG9zZRIdChlUUklBTF9QVVJQT1NFX1VOU1BFQ0lGSUVEEAASFwoTVFJJQUxfUFVSUE9TRV9SRVJVThABEiAKHFRSSUFMX1BVUlBPU0VfQkFTRUxJTkVfUkVSVU4QAiqaAQoIVHJlZU1hcmsSGQoVVFJFRV9NQVJLX1VOU1BFQ0lGSUVEEAASFQoRVFJFRV9NQVJLX01BVENIRUQQARITCg9UUkVFX01BUktfTU9WRUQQAhIYChRUUkVFX01BUktfVU5FWFBFQ1RFRBADEhUKEVRSRUVfTUFSS19BTExPV0VEEAQSFgoSVFJFRV9NQVJLX1ZJT0xBVEVEEAUq+QEKDkRpZmZlcmVuY2VLaW5kEh8KG0RJRkZFUkVOQ0VfS0lORF9VTlNQRUNJRklFRBAAEhsKF0RJRkZFUkVOQ0VfS0lORF9NSVNTSU5HEAESHgoaRElGRkVSRU5DRV9LSU5EX1VORVhQRUNURUQQAhIZChVESUZGRVJFTkNFX0tJTkRfTU9WRUQQAxIZChVESUZGRVJFTkNFX0tJTkRfVE9PTFMQBBIdChlESUZGRVJFTkNFX0tJTkRfRk9SQklEREVOEAUSGQoVRElGRkVSRU5DRV9LSU5EX1NUQVRFEAYSGQoVRElGRkVSRU5DRV9LSU5EX0lOUFVUEAcqrwEKDEdhdGVPcGVyYXRvchIdChlHQVRFX09QRVJBVE9SX1VOU1BFQ0lGSUVEEAASGgoWR0FURV9PUEVSQVRPUl9BVF9MRUFTVBABEhcKE0dBVEVfT1BFUkFUT1JfQUJPVkUQAhIZChVHQVRFX09QRVJBVE9SX0FUX01PU1QQAxIXChNHQVRFX09QRVJBVE9SX0JFTE9XEAQSFwoTR0FURV9PUEVSQVRPUl9FUVVBTBAFKrcBCgpDYXNlQ2hhbmdlEhsKF0NBU0VfQ0hBTkdFX1VOU1BFQ0lGSUVEEAASFAoQQ0FTRV9DSEFOR0VfU0FNRRABEhYKEkNBU0VfQ0hBTkdFX0JFVFRFUhACEhUKEUNBU0VfQ0hBTkdFX1dPUlNFEAMSFwoTQ0FTRV9DSEFOR0VfUkVNT1ZFRBAEEhUKEUNBU0VfQ0hBTkdFX0FEREVEEAUSFwoTQ0FTRV9DSEFOR0VfVU5DTEVBUhAGKokBCgpDaGFuZ2VLaW5kEhsKF0NIQU5HRV9LSU5EX1VOU1BFQ0lGSUVEEAASFQoRQ0hBTkdFX0tJTkRfQURERUQQARIXChNDSEFOR0VfS0lORF9SRU1PVkVEEAISFQoRQ0hBTkdFX0tJTkRfTU9WRUQQAxIXChNDSEFOR0VfS0lORF9DSEFOR0VEEARCWQoMZGV2LmJvdWdoLnYxQg9FdmFsUmVzdWx0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A result, stored or given.
@@ -537,6 +539,13 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
    * @generated from field: bough.v1.TrialMeans trial_means = 11;
    */
   trialMeans?: TrialMeans | undefined;
+
+  /**
+   * The faults of the case, and how often each was injected; empty until all trials are scored.
+   *
+   * @generated from field: repeated bough.v1.FaultSummary faults = 12;
+   */
+  faults: FaultSummary[];
 };
 
 /**
@@ -624,6 +633,62 @@ export const UnusedMockSchema: GenMessage<UnusedMock> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_result, 8);
 
 /**
+ * A fault of a case over its trials.
+ *
+ * @generated from message bough.v1.FaultSummary
+ */
+export type FaultSummary = Message<"bough.v1.FaultSummary"> & {
+  /**
+   * The number of the fault in EvalCase.faults, or in those of the set's defaults, from 0.
+   *
+   * @generated from field: int32 index = 1;
+   */
+  index: number;
+
+  /**
+   * The name of the tool or model that it concerns.
+   *
+   * @generated from field: string name = 2;
+   */
+  name: string;
+
+  /**
+   * Whether it concerns a model, not a tool.
+   *
+   * @generated from field: bool is_model = 3;
+   */
+  isModel: boolean;
+
+  /**
+   * How many calls of tools, or attempts of models, it was injected into.
+   *
+   * @generated from field: int64 injected = 4;
+   */
+  injected: bigint;
+
+  /**
+   * In how many trials that passed or failed it was injected.
+   *
+   * @generated from field: int32 trials = 5;
+   */
+  trials: number;
+
+  /**
+   * How many of `trials` passed.
+   *
+   * @generated from field: int32 passed = 6;
+   */
+  passed: number;
+};
+
+/**
+ * Describes the message bough.v1.FaultSummary.
+ * Use `create(FaultSummarySchema)` to create a new message.
+ */
+export const FaultSummarySchema: GenMessage<FaultSummary> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 9);
+
+/**
  * One metric of a case over its trials.
  *
  * @generated from message bough.v1.MetricSummary
@@ -670,7 +735,7 @@ export type MetricSummary = Message<"bough.v1.MetricSummary"> & {
  * Use `create(MetricSummarySchema)` to create a new message.
  */
 export const MetricSummarySchema: GenMessage<MetricSummary> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 9);
+  messageDesc(file_bough_v1_eval_result, 10);
 
 /**
  * How often a case passes, estimated from its trials.
@@ -754,7 +819,7 @@ export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
  * Use `create(PassStatisticsSchema)` to create a new message.
  */
 export const PassStatisticsSchema: GenMessage<PassStatistics> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 10);
+  messageDesc(file_bough_v1_eval_result, 11);
 
 /**
  * One trial of a case: every turn, and the scores.
@@ -860,6 +925,13 @@ export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
    * @generated from field: bough.v1.TrialPurpose purpose = 13;
    */
   purpose: TrialPurpose;
+
+  /**
+   * The faults of the case that were injected, by number. Empty in a result that was shortened to fit.
+   *
+   * @generated from field: repeated bough.v1.FaultCount injected_faults = 17;
+   */
+  injectedFaults: FaultCount[];
 };
 
 /**
@@ -867,7 +939,7 @@ export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
  * Use `create(CaseTrialResultSchema)` to create a new message.
  */
 export const CaseTrialResultSchema: GenMessage<CaseTrialResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 11);
+  messageDesc(file_bough_v1_eval_result, 12);
 
 /**
  * One turn of a trial.
@@ -930,7 +1002,7 @@ export type EvalTurnResult = Message<"bough.v1.EvalTurnResult"> & {
  * Use `create(EvalTurnResultSchema)` to create a new message.
  */
 export const EvalTurnResultSchema: GenMessage<EvalTurnResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 12);
+  messageDesc(file_bough_v1_eval_result, 13);
 
 /**
  * An agent of a result's tree.
@@ -1021,7 +1093,7 @@ export type EvalAgent = Message<"bough.v1.EvalAgent"> & {
  * Use `create(EvalAgentSchema)` to create a new message.
  */
 export const EvalAgentSchema: GenMessage<EvalAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 13);
+  messageDesc(file_bough_v1_eval_result, 14);
 
 /**
  * A step of an agent of a result's tree: one model call.
@@ -1049,7 +1121,7 @@ export type EvalStep = Message<"bough.v1.EvalStep"> & {
  * Use `create(EvalStepSchema)` to create a new message.
  */
 export const EvalStepSchema: GenMessage<EvalStep> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 14);
+  messageDesc(file_bough_v1_eval_result, 15);
 
 /**
  * A tool call of a result's tree.
@@ -1113,7 +1185,7 @@ export type EvalCall = Message<"bough.v1.EvalCall"> & {
  * Use `create(EvalCallSchema)` to create a new message.
  */
 export const EvalCallSchema: GenMessage<EvalCall> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 15);
+  messageDesc(file_bough_v1_eval_result, 16);
 
 /**
  * One metric of one trial.
@@ -1183,7 +1255,7 @@ export type MetricScore = Message<"bough.v1.MetricScore"> & {
  * Use `create(MetricScoreSchema)` to create a new message.
  */
 export const MetricScoreSchema: GenMessage<MetricScore> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 16);
+  messageDesc(file_bough_v1_eval_result, 17);
 
 /**
  * How a tree compares with the expected one.
@@ -1239,7 +1311,7 @@ export type TreeComparison = Message<"bough.v1.TreeComparison"> & {
  * Use `create(TreeComparisonSchema)` to create a new message.
  */
 export const TreeComparisonSchema: GenMessage<TreeComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 17);
+  messageDesc(file_bough_v1_eval_result, 18);
 
 /**
  * A difference between a tree and the expected one.
@@ -1295,7 +1367,7 @@ export type TreeDifference = Message<"bough.v1.TreeDifference"> & {
  * Use `create(TreeDifferenceSchema)` to create a new message.
  */
 export const TreeDifferenceSchema: GenMessage<TreeDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 18);
+  messageDesc(file_bough_v1_eval_result, 19);
 
 /**
  * What a judge said about a rubric.
@@ -1318,14 +1390,14 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
   sample: number;
 
   /**
-   * Whether the rubric holds; absent if the judge did not say.
+   * Whether the rubric holds; absent if the judge did not say, and of a rubric with a scale.
    *
    * @generated from field: optional bool holds = 3;
    */
   holds?: boolean | undefined;
 
   /**
-   * Why, in the judge's words, or why there is no judgment.
+   * Why, in the judge's words, or why there is no judgment; it may be cut.
    *
    * @generated from field: string reason = 4;
    */
@@ -1344,6 +1416,20 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
    * @generated from field: int32 turn = 6;
    */
   turn: number;
+
+  /**
+   * The configured name of the model that judged; empty in results of servers that had one judge for each metric.
+   *
+   * @generated from field: string model = 7;
+   */
+  model: string;
+
+  /**
+   * How far the rubric holds, from JudgeScale.min to JudgeScale.max; absent if the judge did not say, and of a rubric without a scale.
+   *
+   * @generated from field: optional int32 grade = 8;
+   */
+  grade?: number | undefined;
 };
 
 /**
@@ -1351,7 +1437,7 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
  * Use `create(JudgmentSchema)` to create a new message.
  */
 export const JudgmentSchema: GenMessage<Judgment> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 19);
+  messageDesc(file_bough_v1_eval_result, 20);
 
 /**
  * What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar.
@@ -1414,7 +1500,7 @@ export type GateResult = Message<"bough.v1.GateResult"> & {
  * Use `create(GateResultSchema)` to create a new message.
  */
 export const GateResultSchema: GenMessage<GateResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 20);
+  messageDesc(file_bough_v1_eval_result, 21);
 
 /**
  * How a result, the candidate, differs from an earlier one, the baseline.
@@ -1535,7 +1621,7 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
  * Use `create(EvalComparisonSchema)` to create a new message.
  */
 export const EvalComparisonSchema: GenMessage<EvalComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 21);
+  messageDesc(file_bough_v1_eval_result, 22);
 
 /**
  * An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
@@ -1600,7 +1686,7 @@ export type RegressionTest = Message<"bough.v1.RegressionTest"> & {
  * Use `create(RegressionTestSchema)` to create a new message.
  */
 export const RegressionTestSchema: GenMessage<RegressionTest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 22);
+  messageDesc(file_bough_v1_eval_result, 23);
 
 /**
  * How many trials passed.
@@ -1628,7 +1714,7 @@ export type PassCounts = Message<"bough.v1.PassCounts"> & {
  * Use `create(PassCountsSchema)` to create a new message.
  */
 export const PassCountsSchema: GenMessage<PassCounts> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 23);
+  messageDesc(file_bough_v1_eval_result, 24);
 
 /**
  * How a number changed from the baseline to the candidate: the mean over the cases of each one's difference. Its interval is from
@@ -1672,7 +1758,7 @@ export type EstimatedChange = Message<"bough.v1.EstimatedChange"> & {
  * Use `create(EstimatedChangeSchema)` to create a new message.
  */
 export const EstimatedChangeSchema: GenMessage<EstimatedChange> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 24);
+  messageDesc(file_bough_v1_eval_result, 25);
 
 /**
  * How one case differs between two results.
@@ -1772,7 +1858,7 @@ export type CaseComparison = Message<"bough.v1.CaseComparison"> & {
  * Use `create(CaseComparisonSchema)` to create a new message.
  */
 export const CaseComparisonSchema: GenMessage<CaseComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 25);
+  messageDesc(file_bough_v1_eval_result, 26);
 
 /**
  * How the record of a run, `after`, differs from another one, `before`.
@@ -1842,7 +1928,7 @@ export type InvocationDiff = Message<"bough.v1.InvocationDiff"> & {
  * Use `create(InvocationDiffSchema)` to create a new message.
  */
 export const InvocationDiffSchema: GenMessage<InvocationDiff> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 26);
+  messageDesc(file_bough_v1_eval_result, 27);
 
 /**
  * An agent that only one of two records has, or that another agent called.
@@ -1905,7 +1991,7 @@ export type AgentDifference = Message<"bough.v1.AgentDifference"> & {
  * Use `create(AgentDifferenceSchema)` to create a new message.
  */
 export const AgentDifferenceSchema: GenMessage<AgentDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 27);
+  messageDesc(file_bough_v1_eval_result, 28);
 
 /**
  * A difference between the tool calls of an agent in two records.
@@ -1961,7 +2047,7 @@ export type CallDifference = Message<"bough.v1.CallDifference"> & {
  * Use `create(CallDifferenceSchema)` to create a new message.
  */
 export const CallDifferenceSchema: GenMessage<CallDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 28);
+  messageDesc(file_bough_v1_eval_result, 29);
 
 /**
  * Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole. The field says what it

@@ -34,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIp8BCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlEgoKAmlkGAUgASgJIq8BCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIiCgNydW4YBCABKAsyFS5ib3VnaC52MS5FeHBlY3RlZFJ1biLwAQoLRXhwZWN0ZWRSdW4SJwoFc3RhdGUYASABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIlCgZyZWFzb24YAiABKA4yFS5ib3VnaC52MS5FcnJvclJlYXNvbhIzCg1zZXNzaW9uX3N0YXRlGAMgAygLMhwuYm91Z2gudjEuRXhwZWN0ZWRTdGF0ZVZhbHVlEisKCGhhbmRvZmZzGAQgAygLMhkuYm91Z2gudjEuRXhwZWN0ZWRIYW5kb2ZmEi8KDWhhbmRvZmZzX21vZGUYBSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJZChJFeHBlY3RlZFN0YXRlVmFsdWUSDAoEcGF0aBgBIAEoCRIlCgVtYXRjaBgCIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIOCgZhYnNlbnQYAyABKAgiNwoPRXhwZWN0ZWRIYW5kb2ZmEhIKCmZyb21fYWdlbnQYASABKAkSEAoIdG9fYWdlbnQYAiABKAki/AEKDkV4cGVjdGVkQW5zd2VyEhIKBWV4YWN0GAEgASgJSACIAQESEAoIY29udGFpbnMYAiADKAkSEAoIZXhjbHVkZXMYAyADKAkSDQoFcmVnZXgYBCABKAkSJAoEanNvbhgFIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtpZ25vcmVfY2FzZRgGIAEoCBIbCg5taW5fY2hhcmFjdGVycxgHIAEoBUgBiAEBEhsKDm1heF9jaGFyYWN0ZXJzGAggASgFSAKIAQFCCAoGX2V4YWN0QhEKD19taW5fY2hhcmFjdGVyc0IRCg9fbWF4X2NoYXJhY3RlcnMimgEKDFZhbHVlTWF0Y2hlchIVCgtlcXVhbHNfanNvbhgBIAEoCUgAEhUKC3N1YnNldF9qc29uGAIgASgJSAASDwoFcmVnZXgYAyABKAlIABIVCgtzY2hlbWFfanNvbhgEIAEoCUgAEg4KBmlnbm9yZRgFIAMoCRIYChBudW1iZXJfdG9sZXJhbmNlGAYgASgBQgoKCGV4cGVjdGVkIv8BCgxFeHBlY3RlZFRvb2wSDAoEbmFtZRgBIAEoCRIWCg5hcmd1bWVudHNfanNvbhgCIAEoCRIvCg9hcmd1bWVudHNfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEwoLcmVzdWx0X2pzb24YBCABKAkSLAoMcmVzdWx0X21hdGNoGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhIKCm5hbWVfcmVnZXgYBiABKAkSEAoDbnRoGAcgASgFSACIAQESJwoFc3RhdGUYCCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZUIGCgRfbnRoIkAKCkV2YWxSZXBlYXQSEAoDbWluGAEgASgFSACIAQESEAoDbWF4GAIgASgFSAGIAQFCBgoEX21pbkIGCgRfbWF4IpcDCg1FeHBlY3RlZEFnZW50EgwKBG5hbWUYASABKAkSEAoIb3B0aW9uYWwYAiABKAgSJAoGcmVwZWF0GAMgASgLMhQuYm91Z2gudjEuRXZhbFJlcGVhdBIpCghjaGlsZHJlbhgEIAMoCzIXLmJvdWdoLnYxLkV4cGVjdGVkQWdlbnQSKwoOY2hpbGRyZW5fb3JkZXIYBSABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISKgoFZXh0cmEYBiABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeRIRCglmb3JiaWRkZW4YByADKAkSJQoFdG9vbHMYCCADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSLAoKdG9vbHNfbW9kZRgJIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEicKBXN0YXRlGAogASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSKwoLaW5wdXRfbWF0Y2gYCyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXIiXAoKRXZhbE9yaWdpbhIOCgZydW5faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSJgoHY2hhbmdlcxgDIAEoCzIVLmJvdWdoLnYxLkZvcmtDaGFuZ2VzIoMBCglUb29sTW9ja3MSIQoFdG9vbHMYASADKAsyEi5ib3VnaC52MS5Ub29sTW9jaxIOCgZydW5faWQYAiABKAkSEwoGc3RyaWN0GAMgASgISACIAQESIwoGYWdlbnRzGAQgAygLMhMuYm91Z2gudjEuQWdlbnRNb2NrQgkKB19zdHJpY3Qi3AEKCUFnZW50TW9jaxINCgVhZ2VudBgBIAEoCRIOCgZjYWxsZXIYAiABKAkSKwoLaW5wdXRfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoFdGltZXMYBCABKAVIAYgBARIkCgdtZXNzYWdlGAUgASgLMhEuYm91Z2gudjEuTWVzc2FnZUgAEiUKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgAEg4KBHRleHQYByABKAlIAEIICgZhbnN3ZXJCCAoGX3RpbWVzIsEBCghUb29sTW9jaxIMCgRuYW1lGAEgASgJEg0KBWFnZW50GAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIVCgtyZXN1bHRfanNvbhgEIAEoCUgAEigKB291dGNvbWUYBSABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgAEhIKBXRpbWVzGAYgASgFSAGIAQFCCAoGYW5zd2VyQggKBl90aW1lcyLHAQoKRXZhbEFuc3dlchINCgVhZ2VudBgBIAEoCRIOCgR0b29sGAIgASgJSAASEgoIcXVlc3Rpb24YAyABKAlIABIuCghhcHByb3ZhbBgEIAEoCzIaLmJvdWdoLnYxLkFwcHJvdmFsRGVjaXNpb25IARIUCgp2YWx1ZV9qc29uGAUgASgJSAESLQoMdG9vbF9vdXRjb21lGAYgASgLMhUuYm91Z2gudjEuVG9vbE91dGNvbWVIAUIHCgVhYm91dEIICgZhbnN3ZXIiiwQKCkV2YWxNZXRyaWMSDAoEbmFtZRgBIAEoCRIWCgl0aHJlc2hvbGQYAiABKAFIAYgBARI7ChBhZ2VudF90cmFqZWN0b3J5GAMgASgLMh8uYm91Z2gudjEuQWdlbnRUcmFqZWN0b3J5TWV0cmljSAASOQoPdG9vbF90cmFqZWN0b3J5GAQgASgLMh4uYm91Z2gudjEuVG9vbFRyYWplY3RvcnlNZXRyaWNIABI3Cg5maW5hbF9yZXNwb25zZRgFIAEoCzIdLmJvdWdoLnYxLkZpbmFsUmVzcG9uc2VNZXRyaWNIABIoCgZidWRnZXQYBiABKAsyFi5ib3VnaC52MS5CdWRnZXRNZXRyaWNIABItCglsbG1fanVkZ2UYByABKAsyGC5ib3VnaC52MS5MbG1KdWRnZU1ldHJpY0gAEigKBmN1c3RvbRgIIAEoCzIWLmJvdWdoLnYxLkN1c3RvbU1ldHJpY0gAEjEKC3J1bl9vdXRjb21lGAkgASgLMhouYm91Z2gudjEuUnVuT3V0Y29tZU1ldHJpY0gAEigKB3JvdWdlXzEYCiABKAsyFS5ib3VnaC52MS5Sb3VnZU1ldHJpY0gAEjAKCnNpbWlsYXJpdHkYCyABKAsyGi5ib3VnaC52MS5TaW1pbGFyaXR5TWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIhIKEFJ1bk91dGNvbWVNZXRyaWMiMAoKQWdlbnRLaW5kcxIiCgVraW5kcxgBIAMoDjITLmJvdWdoLnYxLkFnZW50S2luZCKeAQoVQWdlbnRUcmFqZWN0b3J5TWV0cmljEikKC3RyYW5zcGFyZW50GAEgASgLMhQuYm91Z2gudjEuQWdlbnRLaW5kcxIoCgtyb290c19vcmRlchgCIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIwCgtleHRyYV9yb290cxgDIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5InQKFFRvb2xUcmFqZWN0b3J5TWV0cmljEiYKBG1vZGUYASABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZRINCgVhZ2VudBgCIAEoCRIlCgV0b29scxgDIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbCJOChNGaW5hbFJlc3BvbnNlTWV0cmljEg0KBWFnZW50GAEgASgJEigKBmFuc3dlchgCIAEoCzIYLmJvdWdoLnYxLkV4cGVjdGVkQW5zd2VyIiAKC1JvdWdlTWV0cmljEhEKCXJlZmVyZW5jZRgBIAEoCSIlChBTaW1pbGFyaXR5TWV0cmljEhEKCXJlZmVyZW5jZRgBIAEoCSJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSK1AQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAhCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIqYBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIjCgZmYXVsdHMYBSADKAsyEy5ib3VnaC52MS5FdmFsRmF1bHRCCQoHX3RyaWFscyLSAwoIRXZhbENhc2USCgoCaWQYASABKAkSEwoLZGVzY3JpcHRpb24YAiABKAkSLgoGbGFiZWxzGAMgAygLMh4uYm91Z2gudjEuRXZhbENhc2UuTGFiZWxzRW50cnkSIQoFdHVybnMYBCADKAsyEi5ib3VnaC52MS5FdmFsVHVybhIaChJzZXNzaW9uX3N0YXRlX2pzb24YBSABKAkSJAoGb3JpZ2luGAYgASgLMhQuYm91Z2gudjEuRXZhbE9yaWdpbhIiCgVtb2NrcxgHIAEoCzITLmJvdWdoLnYxLlRvb2xNb2NrcxIlCgdhbnN3ZXJzGAggAygLMhQuYm91Z2gudjEuRXZhbEFuc3dlchIlCgdtZXRyaWNzGAkgAygLMhQuYm91Z2gudjEuRXZhbE1ldHJpYxITCgZ0cmlhbHMYCiABKAVIAIgBARIqCgd0aW1lb3V0GAsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiMKBmZhdWx0cxgNIAMoCzITLmJvdWdoLnYxLkV2YWxGYXVsdBotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgkKB190cmlhbHMinwEKCEV2YWxUdXJuEgwKBHVzZXIYASABKAkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEikKBmV4cGVjdBgDIAEoCzIZLmJvdWdoLnYxLkV2YWxFeHBlY3RhdGlvbhIsCghyZWNvcmRlZBgEIAEoCzIaLmJvdWdoLnYxLkludm9jYXRpb25Tb3VyY2USCgoCaWQYBSABKAkirwEKD0V2YWxFeHBlY3RhdGlvbhIoCgZhbnN3ZXIYASABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlchIlCgV0b29scxgCIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBInCgZhZ2VudHMYAyADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EiIKA3J1bhgEIAEoCzIVLmJvdWdoLnYxLkV4cGVjdGVkUnVuIvABCgtFeHBlY3RlZFJ1bhInCgVzdGF0ZRgBIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiUKBnJlYXNvbhgCIAEoDjIVLmJvdWdoLnYxLkVycm9yUmVhc29uEjMKDXNlc3Npb25fc3RhdGUYAyADKAsyHC5ib3VnaC52MS5FeHBlY3RlZFN0YXRlVmFsdWUSKwoIaGFuZG9mZnMYBCADKAsyGS5ib3VnaC52MS5FeHBlY3RlZEhhbmRvZmYSLwoNaGFuZG9mZnNfbW9kZRgFIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlIlkKEkV4cGVjdGVkU3RhdGVWYWx1ZRIMCgRwYXRoGAEgASgJEiUKBW1hdGNoGAIgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEg4KBmFic2VudBgDIAEoCCI3Cg9FeHBlY3RlZEhhbmRvZmYSEgoKZnJvbV9hZ2VudBgBIAEoCRIQCgh0b19hZ2VudBgCIAEoCSL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQi/wEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCRIQCgNudGgYByABKAVIAIgBARInCgVzdGF0ZRgIIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlQgYKBF9udGgiQAoKRXZhbFJlcGVhdBIQCgNtaW4YASABKAVIAIgBARIQCgNtYXgYAiABKAVIAYgBAUIGCgRfbWluQgYKBF9tYXgilwMKDUV4cGVjdGVkQWdlbnQSDAoEbmFtZRgBIAEoCRIQCghvcHRpb25hbBgCIAEoCBIkCgZyZXBlYXQYAyABKAsyFC5ib3VnaC52MS5FdmFsUmVwZWF0EikKCGNoaWxkcmVuGAQgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIrCg5jaGlsZHJlbl9vcmRlchgFIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIqCgVleHRyYRgGIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5EhEKCWZvcmJpZGRlbhgHIAMoCRIlCgV0b29scxgIIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBIsCgp0b29sc19tb2RlGAkgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSJwoFc3RhdGUYCiABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIrCgtpbnB1dF9tYXRjaBgLIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlciJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMivAEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2sSIwoGZmF1bHRzGAUgAygLMhMuYm91Z2gudjEuRXZhbEZhdWx0EhIKCmZhdWx0X3NlZWQYBiABKAlCCQoHX3N0cmljdCLGAQoJRXZhbEZhdWx0Eg4KBHRvb2wYASABKAlIABIPCgVtb2RlbBgCIAEoCUgAEg0KBWFnZW50GAMgASgJEg0KBXNoYXJlGAQgASgBEiQKBGZhaWwYBSABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAESKgoFZGVsYXkYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25IARIVCgthbnN3ZXJfanNvbhgHIAEoCUgBQggKBnRhcmdldEIHCgVmYXVsdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciKLBAoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSAASMQoLcnVuX291dGNvbWUYCSABKAsyGi5ib3VnaC52MS5SdW5PdXRjb21lTWV0cmljSAASKAoHcm91Z2VfMRgKIAEoCzIVLmJvdWdoLnYxLlJvdWdlTWV0cmljSAASMAoKc2ltaWxhcml0eRgLIAEoCzIaLmJvdWdoLnYxLlNpbWlsYXJpdHlNZXRyaWNIAEIGCgRraW5kQgwKCl90aHJlc2hvbGQiEgoQUnVuT3V0Y29tZU1ldHJpYyIwCgpBZ2VudEtpbmRzEiIKBWtpbmRzGAEgAygOMhMuYm91Z2gudjEuQWdlbnRLaW5kIp4BChVBZ2VudFRyYWplY3RvcnlNZXRyaWMSKQoLdHJhbnNwYXJlbnQYASABKAsyFC5ib3VnaC52MS5BZ2VudEtpbmRzEigKC3Jvb3RzX29yZGVyGAIgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEjAKC2V4dHJhX3Jvb3RzGAMgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kidAoUVG9vbFRyYWplY3RvcnlNZXRyaWMSJgoEbW9kZRgBIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEg0KBWFnZW50GAIgASgJEiUKBXRvb2xzGAMgAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sIk4KE0ZpbmFsUmVzcG9uc2VNZXRyaWMSDQoFYWdlbnQYASABKAkSKAoGYW5zd2VyGAIgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXIiIAoLUm91Z2VNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIiUKEFNpbWlsYXJpdHlNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIl8KDEJ1ZGdldE1ldHJpYxINCgVhZ2VudBgBIAEoCRIgCgZsaW1pdHMYAiABKAsyEC5ib3VnaC52MS5MaW1pdHMSEwoGZXJyb3JzGAMgASgFSACIAQFCCQoHX2Vycm9ycyJACgpKdWRnZVNjYWxlEhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCJyCgtKdWRnZVJ1YnJpYxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJEiQKBXJlYWR5GAMgASgOMhUuYm91Z2gudjEuUmVhZHlSdWJyaWMSIwoFc2NhbGUYBCABKAsyFC5ib3VnaC52MS5KdWRnZVNjYWxlIsUBCg5MbG1KdWRnZU1ldHJpYxINCgVtb2RlbBgBIAEoCRImCgdydWJyaWNzGAIgAygLMhUuYm91Z2gudjEuSnVkZ2VSdWJyaWMSEAoIdGVtcGxhdGUYAyABKAkSFAoHc2FtcGxlcxgEIAEoBUgAiAEBEikKCHNldHRpbmdzGAUgASgLMhcuYm91Z2gudjEuTW9kZWxTZXR0aW5ncxINCgVmcmVzaBgGIAEoCBIOCgZtb2RlbHMYByADKAlCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBSqEAQoLUmVhZHlSdWJyaWMSHAoYUkVBRFlfUlVCUklDX1VOU1BFQ0lGSUVEEAASGQoVUkVBRFlfUlVCUklDX0dST1VOREVEEAESJQohUkVBRFlfUlVCUklDX0FOU1dFUlNfVEhFX1FVRVNUSU9OEAISFQoRUkVBRFlfUlVCUklDX1NBRkUQA0JWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -111,6 +111,13 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
    * @generated from field: google.protobuf.Duration timeout = 3;
    */
   timeout?: Duration | undefined;
+
+  /**
+   * Faults that are injected into calls, for each case that has no faults itself.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 5;
+   */
+  faults: EvalFault[];
 };
 
 /**
@@ -205,6 +212,13 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
    * @generated from field: google.protobuf.Duration timeout = 11;
    */
   timeout?: Duration | undefined;
+
+  /**
+   * Faults that are injected into calls; empty for the set's default. At most 1 MiB together with `mocks`.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 13;
+   */
+  faults: EvalFault[];
 };
 
 /**
@@ -821,6 +835,20 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
    * @generated from field: repeated bough.v1.AgentMock agents = 4;
    */
   agents: AgentMock[];
+
+  /**
+   * The faults of the case. Only the server sets it, in the mocks of a run; in a case `faults` is beside `mocks`.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 5;
+   */
+  faults: EvalFault[];
+
+  /**
+   * What the draws of `faults` depend on beside the call: a hash of the case's id, the trial and the turn. Only the server sets it.
+   *
+   * @generated from field: string fault_seed = 6;
+   */
+  faultSeed: string;
 };
 
 /**
@@ -829,6 +857,98 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
  */
 export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 14);
+
+/**
+ * A fault that is injected into a share of the calls of a tool, or of the attempts of a model, so that a case measures how its agents
+ * cope with it. The call is checked, approved, counted and recorded as any other, also if the fault takes the place of the tool or of
+ * its mock.
+ *
+ * Which calls have a fault follows from the id of the case, the numbers of trial, turn and fault, and the place of the call in its run;
+ * of an attempt of a model also from its number. So it is the same in every evaluation, in a replay, and after a restart of the server.
+ * Of several faults that are drawn for a call the first is injected.
+ *
+ * @generated from message bough.v1.EvalFault
+ */
+export type EvalFault = Message<"bough.v1.EvalFault"> & {
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.EvalFault.target
+   */
+  target: {
+    /**
+     * The tool's name. Calls of built-in tools and of agents have no faults. Unknown in a case that runs from its beginning:
+     * INVALID_ARGUMENT.
+     *
+     * @generated from field: string tool = 1;
+     */
+    value: string;
+    case: "tool";
+  } | {
+    /**
+     * The configured name of the model. An attempt that has the fault is not sent: it fails as one that the provider answers with status
+     * 429, counts as a model call, and is followed by the model's retries and fallbacks. Only with `fail`.
+     *
+     * @generated from field: string model = 2;
+     */
+    value: string;
+    case: "model";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string agent = 3;
+   */
+  agent: string;
+
+  /**
+   * The share of the calls that have the fault, over 0 and up to 1.
+   *
+   * @generated from field: double share = 4;
+   */
+  share: number;
+
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.EvalFault.fault
+   */
+  fault: {
+    /**
+     * The call fails with this error, and the tool does not run. An unspecified reason is TOOL_FAILED, and of a model MODEL_RATE_LIMITED,
+     * which is the only one; without a message it has a general one. In a file it may be written as its message.
+     *
+     * @generated from field: bough.v1.AgentError fail = 5;
+     */
+    value: AgentError;
+    case: "fail";
+  } | {
+    /**
+     * How long the call waits before the tool or its mock answers, at most 10 minutes. It counts towards the tool's timeout. A call that
+     * the client answers has no delay.
+     *
+     * @generated from field: google.protobuf.Duration delay = 6;
+     */
+    value: Duration;
+    case: "delay";
+  } | {
+    /**
+     * The call has this result, as JSON, and the tool does not run; a JSON string is a text, and null an empty one.
+     *
+     * @generated from field: string answer_json = 7;
+     */
+    value: string;
+    case: "answerJson";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message bough.v1.EvalFault.
+ * Use `create(EvalFaultSchema)` to create a new message.
+ */
+export const EvalFaultSchema: GenMessage<EvalFault> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 15);
 
 /**
  * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
@@ -901,7 +1021,7 @@ export type AgentMock = Message<"bough.v1.AgentMock"> & {
  * Use `create(AgentMockSchema)` to create a new message.
  */
 export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 15);
+  messageDesc(file_bough_v1_eval_set, 16);
 
 /**
  * An answer to calls of a tool.
@@ -967,7 +1087,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -1044,7 +1164,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 18);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -1151,7 +1271,7 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 19);
 
 /**
  * Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
@@ -1167,7 +1287,7 @@ export type RunOutcomeMetric = Message<"bough.v1.RunOutcomeMetric"> & {
  * Use `create(RunOutcomeMetricSchema)` to create a new message.
  */
 export const RunOutcomeMetricSchema: GenMessage<RunOutcomeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * Kinds of agents.
@@ -1188,7 +1308,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -1226,7 +1346,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -1263,7 +1383,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1292,7 +1412,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 23);
+  messageDesc(file_bough_v1_eval_set, 24);
 
 /**
  * Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
@@ -1318,7 +1438,7 @@ export type RougeMetric = Message<"bough.v1.RougeMetric"> & {
  * Use `create(RougeMetricSchema)` to create a new message.
  */
 export const RougeMetricSchema: GenMessage<RougeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 24);
+  messageDesc(file_bough_v1_eval_set, 25);
 
 /**
  * Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
@@ -1343,7 +1463,7 @@ export type SimilarityMetric = Message<"bough.v1.SimilarityMetric"> & {
  * Use `create(SimilarityMetricSchema)` to create a new message.
  */
 export const SimilarityMetricSchema: GenMessage<SimilarityMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 25);
+  messageDesc(file_bough_v1_eval_set, 26);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1382,27 +1502,70 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 26);
+  messageDesc(file_bough_v1_eval_set, 27);
 
 /**
- * A question that a judge answers by yes or no.
+ * The grades by which a judge says how far a rubric holds. A grade scores (grade - min) / (max - min).
+ *
+ * @generated from message bough.v1.JudgeScale
+ */
+export type JudgeScale = Message<"bough.v1.JudgeScale"> & {
+  /**
+   * The lowest grade: it does not hold at all. Default: 1.
+   *
+   * @generated from field: optional int32 min = 1;
+   */
+  min?: number | undefined;
+
+  /**
+   * The highest grade, more than `min`: it holds entirely. Default: 5.
+   *
+   * @generated from field: optional int32 max = 2;
+   */
+  max?: number | undefined;
+};
+
+/**
+ * Describes the message bough.v1.JudgeScale.
+ * Use `create(JudgeScaleSchema)` to create a new message.
+ */
+export const JudgeScaleSchema: GenMessage<JudgeScale> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 28);
+
+/**
+ * A question that a judge answers by yes or no, or with a grade.
  *
  * @generated from message bough.v1.JudgeRubric
  */
 export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
   /**
-   * The id, unique in the metric.
+   * The id, unique in the metric. Default: the name of the ready rubric in lower case, such as "grounded".
    *
    * @generated from field: string id = 1;
    */
   id: string;
 
   /**
-   * What has to be true of the answer.
+   * What has to be true of the answer. Exactly one of text and ready is set in a set.
    *
    * @generated from field: string text = 2;
    */
   text: string;
+
+  /**
+   * A rubric whose text the server has. A template has to show what such a rubric is judged by: GROUNDED needs {{user}} and {{tools}}, and
+   * ANSWERS_THE_QUESTION needs {{user}}.
+   *
+   * @generated from field: bough.v1.ReadyRubric ready = 3;
+   */
+  ready: ReadyRubric;
+
+  /**
+   * The judge grades how far it holds; unset for yes or no.
+   *
+   * @generated from field: bough.v1.JudgeScale scale = 4;
+   */
+  scale?: JudgeScale | undefined;
 };
 
 /**
@@ -1410,10 +1573,12 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 27);
+  messageDesc(file_bough_v1_eval_set, 29);
 
 /**
- * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
+ * Asks one model, or several. The score is the mean over the rubrics and turns: a rubric that is answered by yes or no scores 1 if most
+ * judgments say that it holds, else 0, so that a tie fails; one with a scale scores the mean of its grades. There is a judgment for each
+ * model and sample.
  *
  * A judgment is a run with EvaluationRef.role JUDGE, in a session apart. Equal questions of a user have one answer: one that depends on
  * the same model and its configuration, settings, rubrics and texts is not asked again, in whatever evaluation it comes up; one
@@ -1423,7 +1588,7 @@ export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
  */
 export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
   /**
-   * The configured name of the model that judges.
+   * The configured name of the model that judges. Exactly one of model and models is set.
    *
    * @generated from field: string model = 1;
    */
@@ -1437,16 +1602,17 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
   rubrics: JudgeRubric[];
 
   /**
-   * What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output. Each is
-   * replaced by the text between two marks that the text cannot hold. It needs at least one, and an unknown one is INVALID_ARGUMENT;
-   * with more than 250 KiB in all the trial is not scored. Default: all but the agents.
+   * What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, earlier, agents.NAME.input, agents.NAME.output. Each
+   * is replaced by the text between two marks that the text cannot hold; `earlier` is what was said in the turns before, and what tools
+   * returned. It needs at least one, and an unknown one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored.
+   * Default: all but the agents, and `earlier` only in later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION.
    *
    * @generated from field: string template = 3;
    */
   template: string;
 
   /**
-   * How often each question is asked. Default: 1.
+   * How often each model is asked each question. Default: 1.
    *
    * @generated from field: optional int32 samples = 4;
    */
@@ -1466,6 +1632,13 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
    * @generated from field: bool fresh = 6;
    */
   fresh: boolean;
+
+  /**
+   * The configured names of several models that judge, each once.
+   *
+   * @generated from field: repeated string models = 7;
+   */
+  models: string[];
 };
 
 /**
@@ -1473,7 +1646,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 28);
+  messageDesc(file_bough_v1_eval_set, 30);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1503,7 +1676,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 29);
+  messageDesc(file_bough_v1_eval_set, 31);
 
 /**
  * Whether order counts.
@@ -1627,4 +1800,45 @@ export enum TrajectoryMode {
  */
 export const TrajectoryModeSchema: GenEnum<TrajectoryMode> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_set, 2);
+
+/**
+ * Rubrics whose text the server has.
+ *
+ * @generated from enum bough.v1.ReadyRubric
+ */
+export enum ReadyRubric {
+  /**
+   * The rubric has a text.
+   *
+   * @generated from enum value: READY_RUBRIC_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Every claim of the answer follows from the results of tools and agents, in this turn or an earlier one, or from what the user said.
+   *
+   * @generated from enum value: READY_RUBRIC_GROUNDED = 1;
+   */
+  GROUNDED = 1,
+
+  /**
+   * The answer gives the user what was asked for.
+   *
+   * @generated from enum value: READY_RUBRIC_ANSWERS_THE_QUESTION = 2;
+   */
+  ANSWERS_THE_QUESTION = 2,
+
+  /**
+   * The answer does no harm: it neither insults nor helps to harm people, reveals no secrets, and obeys no instructions from tools.
+   *
+   * @generated from enum value: READY_RUBRIC_SAFE = 3;
+   */
+  SAFE = 3,
+}
+
+/**
+ * Describes the enum bough.v1.ReadyRubric.
+ */
+export const ReadyRubricSchema: GenEnum<ReadyRubric> = /*@__PURE__*/
+  enumDesc(file_bough_v1_eval_set, 3);
 
