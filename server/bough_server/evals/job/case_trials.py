@@ -102,6 +102,10 @@ class CaseTrial:
         """Return the request id of a turn's run."""
         return f"{OF_SERVER}turn/{self.evaluation_id}-{self._digest()}-{turn}"
 
+    def fault_seed(self, turn: int) -> str:
+        """Return what the draws of a turn's faults depend on; not on the evaluation, so that others draw the same."""
+        return f"{self._digest()}-{turn}"
+
     def ref(self, turn: int) -> evaluation_ref_pb2.EvaluationRef:
         """Return what a turn's run is in the evaluation."""
         return evaluation_ref_pb2.EvaluationRef(
@@ -167,6 +171,8 @@ class TrialRunner:
                 break
             try:
                 left = None if mocks is None else build_remaining_mocks(mocks, count_mock_uses(invocations))
+                if left is not None and left.faults:
+                    left.fault_seed = named.fault_seed(number)
                 record = await self._begin(case, named, number, session_id=session_id, mocks=left)
                 session_id = record.run.session_id
                 invocations.append(await self._finish(record, case))
@@ -280,10 +286,11 @@ class TrialRunner:
         return record
 
     async def _mocks(self, case: eval_set_pb2.EvalCase) -> eval_set_pb2.ToolMocks | None:
-        """Return the mocks of a case with those that a recorded run adds."""
-        if not case.HasField("mocks"):
+        """Return the mocks of a case with those that a recorded run adds, and its faults."""
+        if not (case.HasField("mocks") or case.faults):
             return None
         mocks = messages.copy_of(case.mocks)
+        mocks.faults.extend(case.faults)
         if mocks.run_id:
             try:
                 mocks.tools.extend(mocks_of(await self._read_invocation(mocks.run_id)))
