@@ -41,6 +41,8 @@ class ToolCalls:
             known.start_time.CopyFrom(event.record_time)
             if event.tool_started.HasField("mock_index"):
                 known.mock_index = event.tool_started.mock_index
+            if event.tool_started.HasField("fault_index"):
+                known.fault_index = event.tool_started.fault_index
         return is_new
 
     def ask(self, event: event_pb2.AgentEvent, sequence: int) -> bool:

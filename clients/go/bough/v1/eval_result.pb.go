@@ -1196,7 +1196,9 @@ type CaseResult struct {
 	// What a trial takes, over the trials; unset while none is scored.
 	TrialMeans *TrialMeans `protobuf:"bytes,11,opt,name=trial_means,json=trialMeans,proto3" json:"trial_means,omitempty"`
 	// EvalCase.user: who plays the user after `turns`, and what is expected of the whole conversation; unset for a case without.
-	User          *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
+	User *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
+	// The faults of the case, and how often each was injected; empty until all trials are scored.
+	Faults        []*FaultSummary `protobuf:"bytes,13,rep,name=faults,proto3" json:"faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1311,6 +1313,13 @@ func (x *CaseResult) GetTrialMeans() *TrialMeans {
 func (x *CaseResult) GetUser() *SimulatedUser {
 	if x != nil {
 		return x.User
+	}
+	return nil
+}
+
+func (x *CaseResult) GetFaults() []*FaultSummary {
+	if x != nil {
+		return x.Faults
 	}
 	return nil
 }
@@ -1452,6 +1461,97 @@ func (x *UnusedMock) GetIsAgent() bool {
 	return false
 }
 
+// A fault of a case over its trials.
+type FaultSummary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the fault in EvalCase.faults, or in those of the set's defaults, from 0.
+	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// The name of the tool or model that it concerns.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Whether it concerns a model, not a tool.
+	IsModel bool `protobuf:"varint,3,opt,name=is_model,json=isModel,proto3" json:"is_model,omitempty"`
+	// How many calls of tools, or attempts of models, it was injected into.
+	Injected int64 `protobuf:"varint,4,opt,name=injected,proto3" json:"injected,omitempty"`
+	// In how many trials that passed or failed it was injected.
+	Trials int32 `protobuf:"varint,5,opt,name=trials,proto3" json:"trials,omitempty"`
+	// How many of `trials` passed.
+	Passed        int32 `protobuf:"varint,6,opt,name=passed,proto3" json:"passed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FaultSummary) Reset() {
+	*x = FaultSummary{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FaultSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FaultSummary) ProtoMessage() {}
+
+func (x *FaultSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FaultSummary.ProtoReflect.Descriptor instead.
+func (*FaultSummary) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *FaultSummary) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *FaultSummary) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FaultSummary) GetIsModel() bool {
+	if x != nil {
+		return x.IsModel
+	}
+	return false
+}
+
+func (x *FaultSummary) GetInjected() int64 {
+	if x != nil {
+		return x.Injected
+	}
+	return 0
+}
+
+func (x *FaultSummary) GetTrials() int32 {
+	if x != nil {
+		return x.Trials
+	}
+	return 0
+}
+
+func (x *FaultSummary) GetPassed() int32 {
+	if x != nil {
+		return x.Passed
+	}
+	return 0
+}
+
 // One metric of a case over its trials.
 type MetricSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1471,7 +1571,7 @@ type MetricSummary struct {
 
 func (x *MetricSummary) Reset() {
 	*x = MetricSummary{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1583,7 @@ func (x *MetricSummary) String() string {
 func (*MetricSummary) ProtoMessage() {}
 
 func (x *MetricSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1596,7 @@ func (x *MetricSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricSummary.ProtoReflect.Descriptor instead.
 func (*MetricSummary) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MetricSummary) GetName() string {
@@ -1563,7 +1663,7 @@ type PassStatistics struct {
 
 func (x *PassStatistics) Reset() {
 	*x = PassStatistics{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1675,7 @@ func (x *PassStatistics) String() string {
 func (*PassStatistics) ProtoMessage() {}
 
 func (x *PassStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1688,7 @@ func (x *PassStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassStatistics.ProtoReflect.Descriptor instead.
 func (*PassStatistics) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PassStatistics) GetTrials() int32 {
@@ -1696,14 +1796,16 @@ type CaseTrialResult struct {
 	// What the simulated user used; unset without one.
 	UserUsage *Usage `protobuf:"bytes,15,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
 	// Whether the simulated user ended the conversation; false if it ended at SimulatedUser.max_turns or before. Absent without one.
-	UserFinished  *bool `protobuf:"varint,16,opt,name=user_finished,json=userFinished,proto3,oneof" json:"user_finished,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	UserFinished *bool `protobuf:"varint,16,opt,name=user_finished,json=userFinished,proto3,oneof" json:"user_finished,omitempty"`
+	// The faults of the case that were injected, by number. Empty in a result that was shortened to fit.
+	InjectedFaults []*FaultCount `protobuf:"bytes,17,rep,name=injected_faults,json=injectedFaults,proto3" json:"injected_faults,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CaseTrialResult) Reset() {
 	*x = CaseTrialResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1817,7 @@ func (x *CaseTrialResult) String() string {
 func (*CaseTrialResult) ProtoMessage() {}
 
 func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1830,7 @@ func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseTrialResult.ProtoReflect.Descriptor instead.
 func (*CaseTrialResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CaseTrialResult) GetCaseId() string {
@@ -1843,6 +1945,13 @@ func (x *CaseTrialResult) GetUserFinished() bool {
 	return false
 }
 
+func (x *CaseTrialResult) GetInjectedFaults() []*FaultCount {
+	if x != nil {
+		return x.InjectedFaults
+	}
+	return nil
+}
+
 // One turn of a trial.
 type EvalTurnResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1870,7 +1979,7 @@ type EvalTurnResult struct {
 
 func (x *EvalTurnResult) Reset() {
 	*x = EvalTurnResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +1991,7 @@ func (x *EvalTurnResult) String() string {
 func (*EvalTurnResult) ProtoMessage() {}
 
 func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2004,7 @@ func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurnResult.ProtoReflect.Descriptor instead.
 func (*EvalTurnResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvalTurnResult) GetRunId() string {
@@ -1992,7 +2101,7 @@ type EvalAgent struct {
 
 func (x *EvalAgent) Reset() {
 	*x = EvalAgent{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2113,7 @@ func (x *EvalAgent) String() string {
 func (*EvalAgent) ProtoMessage() {}
 
 func (x *EvalAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2126,7 @@ func (x *EvalAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAgent.ProtoReflect.Descriptor instead.
 func (*EvalAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvalAgent) GetName() string {
@@ -2110,7 +2219,7 @@ type EvalStep struct {
 
 func (x *EvalStep) Reset() {
 	*x = EvalStep{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2231,7 @@ func (x *EvalStep) String() string {
 func (*EvalStep) ProtoMessage() {}
 
 func (x *EvalStep) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2244,7 @@ func (x *EvalStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalStep.ProtoReflect.Descriptor instead.
 func (*EvalStep) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvalStep) GetIndex() int32 {
@@ -2176,7 +2285,7 @@ type EvalCall struct {
 
 func (x *EvalCall) Reset() {
 	*x = EvalCall{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2297,7 @@ func (x *EvalCall) String() string {
 func (*EvalCall) ProtoMessage() {}
 
 func (x *EvalCall) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2310,7 @@ func (x *EvalCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalCall.ProtoReflect.Descriptor instead.
 func (*EvalCall) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EvalCall) GetName() string {
@@ -2278,7 +2387,7 @@ type MetricScore struct {
 
 func (x *MetricScore) Reset() {
 	*x = MetricScore{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2399,7 @@ func (x *MetricScore) String() string {
 func (*MetricScore) ProtoMessage() {}
 
 func (x *MetricScore) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2412,7 @@ func (x *MetricScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricScore.ProtoReflect.Descriptor instead.
 func (*MetricScore) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MetricScore) GetName() string {
@@ -2383,7 +2492,7 @@ type TreeComparison struct {
 
 func (x *TreeComparison) Reset() {
 	*x = TreeComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2504,7 @@ func (x *TreeComparison) String() string {
 func (*TreeComparison) ProtoMessage() {}
 
 func (x *TreeComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2517,7 @@ func (x *TreeComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeComparison.ProtoReflect.Descriptor instead.
 func (*TreeComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TreeComparison) GetTurn() int32 {
@@ -2474,7 +2583,7 @@ type TreeDifference struct {
 
 func (x *TreeDifference) Reset() {
 	*x = TreeDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2595,7 @@ func (x *TreeDifference) String() string {
 func (*TreeDifference) ProtoMessage() {}
 
 func (x *TreeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2608,7 @@ func (x *TreeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeDifference.ProtoReflect.Descriptor instead.
 func (*TreeDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TreeDifference) GetKind() DifferenceKind {
@@ -2551,21 +2660,25 @@ type Judgment struct {
 	RubricId string `protobuf:"bytes,1,opt,name=rubric_id,json=rubricId,proto3" json:"rubric_id,omitempty"`
 	// The number of the sample, from 0; below LlmJudgeMetric.samples.
 	Sample int32 `protobuf:"varint,2,opt,name=sample,proto3" json:"sample,omitempty"`
-	// Whether the rubric holds; absent if the judge did not say.
+	// Whether the rubric holds; absent if the judge did not say, and of a rubric with a scale.
 	Holds *bool `protobuf:"varint,3,opt,name=holds,proto3,oneof" json:"holds,omitempty"`
-	// Why, in the judge's words, or why there is no judgment.
+	// Why, in the judge's words, or why there is no judgment; it may be cut.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The run of the judge, which may be an earlier evaluation's; empty if none was started.
 	RunId string `protobuf:"bytes,5,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The number of the turn, from 0.
-	Turn          int32 `protobuf:"varint,6,opt,name=turn,proto3" json:"turn,omitempty"`
+	Turn int32 `protobuf:"varint,6,opt,name=turn,proto3" json:"turn,omitempty"`
+	// The configured name of the model that judged; empty in results of servers that had one judge for each metric.
+	Model string `protobuf:"bytes,7,opt,name=model,proto3" json:"model,omitempty"`
+	// How far the rubric holds, from JudgeScale.min to JudgeScale.max; absent if the judge did not say, and of a rubric without a scale.
+	Grade         *int32 `protobuf:"varint,8,opt,name=grade,proto3,oneof" json:"grade,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Judgment) Reset() {
 	*x = Judgment{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2690,7 @@ func (x *Judgment) String() string {
 func (*Judgment) ProtoMessage() {}
 
 func (x *Judgment) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2703,7 @@ func (x *Judgment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Judgment.ProtoReflect.Descriptor instead.
 func (*Judgment) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Judgment) GetRubricId() string {
@@ -2635,6 +2748,20 @@ func (x *Judgment) GetTurn() int32 {
 	return 0
 }
 
+func (x *Judgment) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Judgment) GetGrade() int32 {
+	if x != nil && x.Grade != nil {
+		return *x.Grade
+	}
+	return 0
+}
+
 // What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar.
 type GateResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2658,7 +2785,7 @@ type GateResult struct {
 
 func (x *GateResult) Reset() {
 	*x = GateResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +2797,7 @@ func (x *GateResult) String() string {
 func (*GateResult) ProtoMessage() {}
 
 func (x *GateResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +2810,7 @@ func (x *GateResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateResult.ProtoReflect.Descriptor instead.
 func (*GateResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GateResult) GetGate() string {
@@ -2776,7 +2903,7 @@ type EvalComparison struct {
 
 func (x *EvalComparison) Reset() {
 	*x = EvalComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +2915,7 @@ func (x *EvalComparison) String() string {
 func (*EvalComparison) ProtoMessage() {}
 
 func (x *EvalComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +2928,7 @@ func (x *EvalComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalComparison.ProtoReflect.Descriptor instead.
 func (*EvalComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EvalComparison) GetPinsChanged() []string {
@@ -2934,7 +3061,7 @@ type RegressionTest struct {
 
 func (x *RegressionTest) Reset() {
 	*x = RegressionTest{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3073,7 @@ func (x *RegressionTest) String() string {
 func (*RegressionTest) ProtoMessage() {}
 
 func (x *RegressionTest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3086,7 @@ func (x *RegressionTest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegressionTest.ProtoReflect.Descriptor instead.
 func (*RegressionTest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RegressionTest) GetPValue() float64 {
@@ -3024,7 +3151,7 @@ type PassCounts struct {
 
 func (x *PassCounts) Reset() {
 	*x = PassCounts{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3163,7 @@ func (x *PassCounts) String() string {
 func (*PassCounts) ProtoMessage() {}
 
 func (x *PassCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3176,7 @@ func (x *PassCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassCounts.ProtoReflect.Descriptor instead.
 func (*PassCounts) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PassCounts) GetTrials() int32 {
@@ -3085,7 +3212,7 @@ type EstimatedChange struct {
 
 func (x *EstimatedChange) Reset() {
 	*x = EstimatedChange{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3224,7 @@ func (x *EstimatedChange) String() string {
 func (*EstimatedChange) ProtoMessage() {}
 
 func (x *EstimatedChange) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3237,7 @@ func (x *EstimatedChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EstimatedChange.ProtoReflect.Descriptor instead.
 func (*EstimatedChange) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{24}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EstimatedChange) GetName() string {
@@ -3176,7 +3303,7 @@ type CaseComparison struct {
 
 func (x *CaseComparison) Reset() {
 	*x = CaseComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3315,7 @@ func (x *CaseComparison) String() string {
 func (*CaseComparison) ProtoMessage() {}
 
 func (x *CaseComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3328,7 @@ func (x *CaseComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseComparison.ProtoReflect.Descriptor instead.
 func (*CaseComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CaseComparison) GetCaseId() string {
@@ -3313,7 +3440,7 @@ type InvocationDiff struct {
 
 func (x *InvocationDiff) Reset() {
 	*x = InvocationDiff{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +3452,7 @@ func (x *InvocationDiff) String() string {
 func (*InvocationDiff) ProtoMessage() {}
 
 func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +3465,7 @@ func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationDiff.ProtoReflect.Descriptor instead.
 func (*InvocationDiff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InvocationDiff) GetAgentDifferences() []*AgentDifference {
@@ -3420,7 +3547,7 @@ type AgentDifference struct {
 
 func (x *AgentDifference) Reset() {
 	*x = AgentDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3559,7 @@ func (x *AgentDifference) String() string {
 func (*AgentDifference) ProtoMessage() {}
 
 func (x *AgentDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3572,7 @@ func (x *AgentDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDifference.ProtoReflect.Descriptor instead.
 func (*AgentDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AgentDifference) GetKind() ChangeKind {
@@ -3518,7 +3645,7 @@ type CallDifference struct {
 
 func (x *CallDifference) Reset() {
 	*x = CallDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3530,7 +3657,7 @@ func (x *CallDifference) String() string {
 func (*CallDifference) ProtoMessage() {}
 
 func (x *CallDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3543,7 +3670,7 @@ func (x *CallDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallDifference.ProtoReflect.Descriptor instead.
 func (*CallDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{28}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CallDifference) GetKind() ChangeKind {
@@ -3592,7 +3719,7 @@ var File_bough_v1_eval_result_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
-	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"m\n" +
+	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"m\n" +
 	"\n" +
 	"EvalSource\x12%\n" +
 	"\revaluation_id\x18\x01 \x01(\tH\x00R\fevaluationId\x12.\n" +
@@ -3681,7 +3808,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\f\n" +
 	"\n" +
-	"_pass_rate\"\xf9\x04\n" +
+	"_pass_rate\"\xa9\x05\n" +
 	"\n" +
 	"CaseResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x128\n" +
@@ -3699,7 +3826,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	" \x03(\v2\x19.bough.v1.CaseTrialResultR\x06reruns\x125\n" +
 	"\vtrial_means\x18\v \x01(\v2\x14.bough.v1.TrialMeansR\n" +
 	"trialMeans\x12+\n" +
-	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x1a9\n" +
+	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x12.\n" +
+	"\x06faults\x18\r \x03(\v2\x16.bough.v1.FaultSummaryR\x06faults\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xda\x01\n" +
@@ -3717,7 +3845,14 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"UnusedMock\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
-	"\bis_agent\x18\x03 \x01(\bR\aisAgent\"\xbf\x01\n" +
+	"\bis_agent\x18\x03 \x01(\bR\aisAgent\"\x9f\x01\n" +
+	"\fFaultSummary\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
+	"\bis_model\x18\x03 \x01(\bR\aisModel\x12\x1a\n" +
+	"\binjected\x18\x04 \x01(\x03R\binjected\x12\x16\n" +
+	"\x06trials\x18\x05 \x01(\x05R\x06trials\x12\x16\n" +
+	"\x06passed\x18\x06 \x01(\x05R\x06passed\"\xbf\x01\n" +
 	"\rMetricSummary\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x17\n" +
@@ -3739,7 +3874,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fdistinct_passed\x18\n" +
 	" \x01(\x05R\x0edistinctPassedB\f\n" +
 	"\n" +
-	"_pass_rate\"\xad\x05\n" +
+	"_pass_rate\"\xec\x05\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12+\n" +
@@ -3762,7 +3897,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\apurpose\x18\r \x01(\x0e2\x16.bough.v1.TrialPurposeR\apurpose\x12.\n" +
 	"\n" +
 	"user_usage\x18\x0f \x01(\v2\x0f.bough.v1.UsageR\tuserUsage\x12(\n" +
-	"\ruser_finished\x18\x10 \x01(\bH\x00R\fuserFinished\x88\x01\x01B\x10\n" +
+	"\ruser_finished\x18\x10 \x01(\bH\x00R\fuserFinished\x88\x01\x01\x12=\n" +
+	"\x0finjected_faults\x18\x11 \x03(\v2\x14.bough.v1.FaultCountR\x0einjectedFaultsB\x10\n" +
 	"\x0e_user_finished\"\xb5\x02\n" +
 	"\x0eEvalTurnResult\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x19\n" +
@@ -3827,15 +3963,18 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fexpected_parent\x18\x03 \x01(\tR\x0eexpectedParent\x12#\n" +
 	"\ractual_parent\x18\x04 \x01(\tR\factualParent\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12#\n" +
-	"\rinvocation_id\x18\x06 \x01(\tR\finvocationId\"\xa7\x01\n" +
+	"\rinvocation_id\x18\x06 \x01(\tR\finvocationId\"\xe2\x01\n" +
 	"\bJudgment\x12\x1b\n" +
 	"\trubric_id\x18\x01 \x01(\tR\brubricId\x12\x16\n" +
 	"\x06sample\x18\x02 \x01(\x05R\x06sample\x12\x19\n" +
 	"\x05holds\x18\x03 \x01(\bH\x00R\x05holds\x88\x01\x01\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x15\n" +
 	"\x06run_id\x18\x05 \x01(\tR\x05runId\x12\x12\n" +
-	"\x04turn\x18\x06 \x01(\x05R\x04turnB\b\n" +
-	"\x06_holds\"\xec\x01\n" +
+	"\x04turn\x18\x06 \x01(\x05R\x04turn\x12\x14\n" +
+	"\x05model\x18\a \x01(\tR\x05model\x12\x19\n" +
+	"\x05grade\x18\b \x01(\x05H\x01R\x05grade\x88\x01\x01B\b\n" +
+	"\x06_holdsB\b\n" +
+	"\x06_grade\"\xec\x01\n" +
 	"\n" +
 	"GateResult\x12\x12\n" +
 	"\x04gate\x18\x01 \x01(\tR\x04gate\x12\x16\n" +
@@ -3994,7 +4133,7 @@ func file_bough_v1_eval_result_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_bough_v1_eval_result_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: bough.v1.Verdict
 	(TrialPurpose)(0),             // 1: bough.v1.TrialPurpose
@@ -4012,45 +4151,47 @@ var file_bough_v1_eval_result_proto_goTypes = []any{
 	(*CaseResult)(nil),            // 13: bough.v1.CaseResult
 	(*TrialMeans)(nil),            // 14: bough.v1.TrialMeans
 	(*UnusedMock)(nil),            // 15: bough.v1.UnusedMock
-	(*MetricSummary)(nil),         // 16: bough.v1.MetricSummary
-	(*PassStatistics)(nil),        // 17: bough.v1.PassStatistics
-	(*CaseTrialResult)(nil),       // 18: bough.v1.CaseTrialResult
-	(*EvalTurnResult)(nil),        // 19: bough.v1.EvalTurnResult
-	(*EvalAgent)(nil),             // 20: bough.v1.EvalAgent
-	(*EvalStep)(nil),              // 21: bough.v1.EvalStep
-	(*EvalCall)(nil),              // 22: bough.v1.EvalCall
-	(*MetricScore)(nil),           // 23: bough.v1.MetricScore
-	(*TreeComparison)(nil),        // 24: bough.v1.TreeComparison
-	(*TreeDifference)(nil),        // 25: bough.v1.TreeDifference
-	(*Judgment)(nil),              // 26: bough.v1.Judgment
-	(*GateResult)(nil),            // 27: bough.v1.GateResult
-	(*EvalComparison)(nil),        // 28: bough.v1.EvalComparison
-	(*RegressionTest)(nil),        // 29: bough.v1.RegressionTest
-	(*PassCounts)(nil),            // 30: bough.v1.PassCounts
-	(*EstimatedChange)(nil),       // 31: bough.v1.EstimatedChange
-	(*CaseComparison)(nil),        // 32: bough.v1.CaseComparison
-	(*InvocationDiff)(nil),        // 33: bough.v1.InvocationDiff
-	(*AgentDifference)(nil),       // 34: bough.v1.AgentDifference
-	(*CallDifference)(nil),        // 35: bough.v1.CallDifference
-	nil,                           // 36: bough.v1.EvalResult.LabelsEntry
-	nil,                           // 37: bough.v1.EvalPins.AgentsEntry
-	nil,                           // 38: bough.v1.EvalPins.ModelsEntry
-	nil,                           // 39: bough.v1.EvalPins.ToolsEntry
-	nil,                           // 40: bough.v1.EvalPins.JudgesEntry
-	nil,                           // 41: bough.v1.EvalPins.UsersEntry
-	nil,                           // 42: bough.v1.EvalTotals.MetricMeansEntry
-	nil,                           // 43: bough.v1.CaseResult.LabelsEntry
-	nil,                           // 44: bough.v1.CaseComparison.MetricChangesEntry
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(ExecutionState)(0),           // 46: bough.v1.ExecutionState
-	(*AgentError)(nil),            // 47: bough.v1.AgentError
-	(*Usage)(nil),                 // 48: bough.v1.Usage
-	(*EvalTurn)(nil),              // 49: bough.v1.EvalTurn
-	(*SimulatedUser)(nil),         // 50: bough.v1.SimulatedUser
-	(*durationpb.Duration)(nil),   // 51: google.protobuf.Duration
-	(*InputRequest)(nil),          // 52: bough.v1.InputRequest
-	(AgentKind)(0),                // 53: bough.v1.AgentKind
-	(ErrorReason)(0),              // 54: bough.v1.ErrorReason
+	(*FaultSummary)(nil),          // 16: bough.v1.FaultSummary
+	(*MetricSummary)(nil),         // 17: bough.v1.MetricSummary
+	(*PassStatistics)(nil),        // 18: bough.v1.PassStatistics
+	(*CaseTrialResult)(nil),       // 19: bough.v1.CaseTrialResult
+	(*EvalTurnResult)(nil),        // 20: bough.v1.EvalTurnResult
+	(*EvalAgent)(nil),             // 21: bough.v1.EvalAgent
+	(*EvalStep)(nil),              // 22: bough.v1.EvalStep
+	(*EvalCall)(nil),              // 23: bough.v1.EvalCall
+	(*MetricScore)(nil),           // 24: bough.v1.MetricScore
+	(*TreeComparison)(nil),        // 25: bough.v1.TreeComparison
+	(*TreeDifference)(nil),        // 26: bough.v1.TreeDifference
+	(*Judgment)(nil),              // 27: bough.v1.Judgment
+	(*GateResult)(nil),            // 28: bough.v1.GateResult
+	(*EvalComparison)(nil),        // 29: bough.v1.EvalComparison
+	(*RegressionTest)(nil),        // 30: bough.v1.RegressionTest
+	(*PassCounts)(nil),            // 31: bough.v1.PassCounts
+	(*EstimatedChange)(nil),       // 32: bough.v1.EstimatedChange
+	(*CaseComparison)(nil),        // 33: bough.v1.CaseComparison
+	(*InvocationDiff)(nil),        // 34: bough.v1.InvocationDiff
+	(*AgentDifference)(nil),       // 35: bough.v1.AgentDifference
+	(*CallDifference)(nil),        // 36: bough.v1.CallDifference
+	nil,                           // 37: bough.v1.EvalResult.LabelsEntry
+	nil,                           // 38: bough.v1.EvalPins.AgentsEntry
+	nil,                           // 39: bough.v1.EvalPins.ModelsEntry
+	nil,                           // 40: bough.v1.EvalPins.ToolsEntry
+	nil,                           // 41: bough.v1.EvalPins.JudgesEntry
+	nil,                           // 42: bough.v1.EvalPins.UsersEntry
+	nil,                           // 43: bough.v1.EvalTotals.MetricMeansEntry
+	nil,                           // 44: bough.v1.CaseResult.LabelsEntry
+	nil,                           // 45: bough.v1.CaseComparison.MetricChangesEntry
+	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(ExecutionState)(0),           // 47: bough.v1.ExecutionState
+	(*AgentError)(nil),            // 48: bough.v1.AgentError
+	(*Usage)(nil),                 // 49: bough.v1.Usage
+	(*EvalTurn)(nil),              // 50: bough.v1.EvalTurn
+	(*SimulatedUser)(nil),         // 51: bough.v1.SimulatedUser
+	(*durationpb.Duration)(nil),   // 52: google.protobuf.Duration
+	(*InputRequest)(nil),          // 53: bough.v1.InputRequest
+	(*FaultCount)(nil),            // 54: bough.v1.FaultCount
+	(AgentKind)(0),                // 55: bough.v1.AgentKind
+	(ErrorReason)(0),              // 56: bough.v1.ErrorReason
 }
 var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	8,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
@@ -4058,95 +4199,97 @@ var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	0,  // 2: bough.v1.EvalResult.verdict:type_name -> bough.v1.Verdict
 	12, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
 	13, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
-	27, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
-	45, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
-	45, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
-	36, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
-	46, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
-	47, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
+	28, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
+	46, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
+	46, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
+	37, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
+	47, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
+	48, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
 	9,  // 11: bough.v1.EvalResult.suspects:type_name -> bough.v1.EvalSuspects
 	10, // 12: bough.v1.EvalSuspects.baseline_pins:type_name -> bough.v1.EvalPins
-	37, // 13: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
-	38, // 14: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
-	39, // 15: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
-	40, // 16: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
-	41, // 17: bough.v1.EvalPins.users:type_name -> bough.v1.EvalPins.UsersEntry
+	38, // 13: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
+	39, // 14: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
+	40, // 15: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
+	41, // 16: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
+	42, // 17: bough.v1.EvalPins.users:type_name -> bough.v1.EvalPins.UsersEntry
 	11, // 18: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	42, // 19: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
-	48, // 20: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
-	48, // 21: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
-	48, // 22: bough.v1.EvalTotals.user_usage:type_name -> bough.v1.Usage
-	43, // 23: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
-	49, // 24: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
+	43, // 19: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
+	49, // 20: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
+	49, // 21: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
+	49, // 22: bough.v1.EvalTotals.user_usage:type_name -> bough.v1.Usage
+	44, // 23: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
+	50, // 24: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
 	0,  // 25: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
-	18, // 26: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
-	16, // 27: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
-	17, // 28: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
+	19, // 26: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
+	17, // 27: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
+	18, // 28: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
 	15, // 29: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
-	18, // 30: bough.v1.CaseResult.reruns:type_name -> bough.v1.CaseTrialResult
+	19, // 30: bough.v1.CaseResult.reruns:type_name -> bough.v1.CaseTrialResult
 	14, // 31: bough.v1.CaseResult.trial_means:type_name -> bough.v1.TrialMeans
-	50, // 32: bough.v1.CaseResult.user:type_name -> bough.v1.SimulatedUser
-	0,  // 33: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
-	11, // 34: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	11, // 35: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
-	0,  // 36: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
-	19, // 37: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
-	23, // 38: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
-	48, // 39: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
-	48, // 40: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
-	51, // 41: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
-	52, // 42: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
-	1,  // 43: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
-	48, // 44: bough.v1.CaseTrialResult.user_usage:type_name -> bough.v1.Usage
-	46, // 45: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
-	47, // 46: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
-	20, // 47: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
-	53, // 48: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
-	46, // 49: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
-	22, // 50: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
-	2,  // 51: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
-	48, // 52: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
-	21, // 53: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
-	46, // 54: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
-	47, // 55: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
-	0,  // 56: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
-	24, // 57: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
-	26, // 58: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
-	54, // 59: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
-	25, // 60: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	3,  // 61: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	4,  // 62: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
-	0,  // 63: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
-	32, // 64: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	46, // 65: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
-	46, // 66: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
-	29, // 67: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
-	31, // 68: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
-	30, // 69: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
-	30, // 70: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
-	11, // 71: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
-	5,  // 72: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 73: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
-	0,  // 74: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
-	44, // 75: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	25, // 76: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	30, // 77: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
-	30, // 78: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
-	34, // 79: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
-	35, // 80: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
-	48, // 81: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	48, // 82: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	51, // 83: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	51, // 84: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	6,  // 85: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
-	6,  // 86: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
-	22, // 87: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
-	22, // 88: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
-	89, // [89:89] is the sub-list for method output_type
-	89, // [89:89] is the sub-list for method input_type
-	89, // [89:89] is the sub-list for extension type_name
-	89, // [89:89] is the sub-list for extension extendee
-	0,  // [0:89] is the sub-list for field type_name
+	51, // 32: bough.v1.CaseResult.user:type_name -> bough.v1.SimulatedUser
+	16, // 33: bough.v1.CaseResult.faults:type_name -> bough.v1.FaultSummary
+	0,  // 34: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
+	11, // 35: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	11, // 36: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
+	0,  // 37: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
+	20, // 38: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
+	24, // 39: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
+	49, // 40: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
+	49, // 41: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
+	52, // 42: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
+	53, // 43: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
+	1,  // 44: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
+	49, // 45: bough.v1.CaseTrialResult.user_usage:type_name -> bough.v1.Usage
+	54, // 46: bough.v1.CaseTrialResult.injected_faults:type_name -> bough.v1.FaultCount
+	47, // 47: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
+	48, // 48: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
+	21, // 49: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
+	55, // 50: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
+	47, // 51: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
+	23, // 52: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
+	2,  // 53: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
+	49, // 54: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
+	22, // 55: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
+	47, // 56: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
+	48, // 57: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
+	0,  // 58: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
+	25, // 59: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
+	27, // 60: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
+	56, // 61: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
+	26, // 62: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	3,  // 63: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	4,  // 64: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 65: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	33, // 66: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	47, // 67: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	47, // 68: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	30, // 69: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
+	32, // 70: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
+	31, // 71: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
+	31, // 72: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
+	11, // 73: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
+	5,  // 74: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 75: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 76: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	45, // 77: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	26, // 78: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	31, // 79: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
+	31, // 80: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
+	35, // 81: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	36, // 82: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	49, // 83: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	49, // 84: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	52, // 85: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	52, // 86: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	6,  // 87: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	6,  // 88: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	23, // 89: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	23, // 90: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	91, // [91:91] is the sub-list for method output_type
+	91, // [91:91] is the sub-list for method input_type
+	91, // [91:91] is the sub-list for extension type_name
+	91, // [91:91] is the sub-list for extension extendee
+	0,  // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }
@@ -4158,6 +4301,7 @@ func file_bough_v1_eval_result_proto_init() {
 	file_bough_v1_eval_set_proto_init()
 	file_bough_v1_execution_proto_init()
 	file_bough_v1_input_proto_init()
+	file_bough_v1_invocation_proto_init()
 	file_bough_v1_usage_proto_init()
 	file_bough_v1_eval_result_proto_msgTypes[0].OneofWrappers = []any{
 		(*EvalSource_EvaluationId)(nil),
@@ -4165,23 +4309,23 @@ func file_bough_v1_eval_result_proto_init() {
 	}
 	file_bough_v1_eval_result_proto_msgTypes[5].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[7].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[9].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[10].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[11].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[15].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[12].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[16].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[19].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[17].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[20].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[21].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[22].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[25].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[23].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_result_proto_rawDesc), len(file_bough_v1_eval_result_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -10,6 +10,7 @@ from bough.v1 import error_pb2 as _error_pb2
 from bough.v1 import eval_set_pb2 as _eval_set_pb2
 from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import input_pb2 as _input_pb2
+from bough.v1 import invocation_pb2 as _invocation_pb2
 from bough.v1 import usage_pb2 as _usage_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -822,6 +823,7 @@ class CaseResult(_message.Message):
     RERUNS_FIELD_NUMBER: _builtins.int
     TRIAL_MEANS_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems."""
     verdict: Global___Verdict.ValueType
@@ -866,6 +868,10 @@ class CaseResult(_message.Message):
     def user(self) -> _eval_set_pb2.SimulatedUser:
         """EvalCase.user: who plays the user after `turns`, and what is expected of the whole conversation; unset for a case without."""
 
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___FaultSummary]:
+        """The faults of the case, and how often each was injected; empty until all trials are scored."""
+
     def __init__(
         self,
         *,
@@ -881,10 +887,11 @@ class CaseResult(_message.Message):
         reruns: _abc.Iterable[Global___CaseTrialResult] | None = ...,
         trial_means: Global___TrialMeans | None = ...,
         user: _eval_set_pb2.SimulatedUser | None = ...,
+        faults: _abc.Iterable[Global___FaultSummary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "trial_means", b"trial_means", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "reruns", b"reruns", "statistics", b"statistics", "trial_means", b"trial_means", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "user", b"user", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "faults", b"faults", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "reruns", b"reruns", "statistics", b"statistics", "trial_means", b"trial_means", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "user", b"user", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -964,6 +971,48 @@ class UnusedMock(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnusedMock: _TypeAlias = UnusedMock  # noqa: Y015
+
+@_typing.final
+class FaultSummary(_message.Message):
+    """A fault of a case over its trials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    IS_MODEL_FIELD_NUMBER: _builtins.int
+    INJECTED_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The number of the fault in EvalCase.faults, or in those of the set's defaults, from 0."""
+    name: _builtins.str
+    """The name of the tool or model that it concerns."""
+    is_model: _builtins.bool
+    """Whether it concerns a model, not a tool."""
+    injected: _builtins.int
+    """How many calls of tools, or attempts of models, it was injected into."""
+    trials: _builtins.int
+    """In how many trials that passed or failed it was injected."""
+    passed: _builtins.int
+    """How many of `trials` passed."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+        is_model: _builtins.bool = ...,
+        injected: _builtins.int = ...,
+        trials: _builtins.int = ...,
+        passed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "injected", b"injected", "is_model", b"is_model", "name", b"name", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FaultSummary: _TypeAlias = FaultSummary  # noqa: Y015
 
 @_typing.final
 class MetricSummary(_message.Message):
@@ -1095,6 +1144,7 @@ class CaseTrialResult(_message.Message):
     PURPOSE_FIELD_NUMBER: _builtins.int
     USER_USAGE_FIELD_NUMBER: _builtins.int
     USER_FINISHED_FIELD_NUMBER: _builtins.int
+    INJECTED_FAULTS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id of the case that the trial is of."""
     trial: _builtins.int
@@ -1147,6 +1197,10 @@ class CaseTrialResult(_message.Message):
     def user_usage(self) -> _usage_pb2.Usage:
         """What the simulated user used; unset without one."""
 
+    @_builtins.property
+    def injected_faults(self) -> _containers.RepeatedCompositeFieldContainer[_invocation_pb2.FaultCount]:
+        """The faults of the case that were injected, by number. Empty in a result that was shortened to fit."""
+
     def __init__(
         self,
         *,
@@ -1166,10 +1220,11 @@ class CaseTrialResult(_message.Message):
         purpose: Global___TrialPurpose.ValueType = ...,
         user_usage: _usage_pb2.Usage | None = ...,
         user_finished: _builtins.bool | None = ...,
+        injected_faults: _abc.Iterable[_invocation_pb2.FaultCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage", "user_finished", b"user_finished", "user_usage", b"user_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_agent_mocks", b"used_agent_mocks", "used_mocks", b"used_mocks", "user_finished", b"user_finished", "user_usage", b"user_usage", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "injected_faults", b"injected_faults", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_agent_mocks", b"used_agent_mocks", "used_mocks", b"used_mocks", "user_finished", b"user_finished", "user_usage", b"user_usage", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__user_finished: _TypeAlias = _typing.Literal["user_finished"]  # noqa: Y015
     _WhichOneofArgType__user_finished: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished"]  # noqa: Y015
@@ -1535,18 +1590,24 @@ class Judgment(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GRADE_FIELD_NUMBER: _builtins.int
     rubric_id: _builtins.str
     """JudgeRubric.id, unique in the metric."""
     sample: _builtins.int
     """The number of the sample, from 0; below LlmJudgeMetric.samples."""
     holds: _builtins.bool
-    """Whether the rubric holds; absent if the judge did not say."""
+    """Whether the rubric holds; absent if the judge did not say, and of a rubric with a scale."""
     reason: _builtins.str
-    """Why, in the judge's words, or why there is no judgment."""
+    """Why, in the judge's words, or why there is no judgment; it may be cut."""
     run_id: _builtins.str
     """The run of the judge, which may be an earlier evaluation's; empty if none was started."""
     turn: _builtins.int
     """The number of the turn, from 0."""
+    model: _builtins.str
+    """The configured name of the model that judged; empty in results of servers that had one judge for each metric."""
+    grade: _builtins.int
+    """How far the rubric holds, from JudgeScale.min to JudgeScale.max; absent if the judge did not say, and of a rubric without a scale."""
     def __init__(
         self,
         *,
@@ -1556,13 +1617,20 @@ class Judgment(_message.Message):
         reason: _builtins.str = ...,
         run_id: _builtins.str = ...,
         turn: _builtins.int = ...,
+        model: _builtins.str = ...,
+        grade: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_holds", b"_holds", "holds", b"holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grade", b"_grade", "_holds", b"_holds", "grade", b"grade", "holds", b"holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds", b"_holds", "holds", b"holds", "reason", b"reason", "rubric_id", b"rubric_id", "run_id", b"run_id", "sample", b"sample", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grade", b"_grade", "_holds", b"_holds", "grade", b"grade", "holds", b"holds", "model", b"model", "reason", b"reason", "rubric_id", b"rubric_id", "run_id", b"run_id", "sample", b"sample", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grade: _TypeAlias = _typing.Literal["grade"]  # noqa: Y015
+    _WhichOneofArgType__grade: _TypeAlias = _typing.Literal["_grade", b"_grade"]  # noqa: Y015
     _WhichOneofReturnType__holds: _TypeAlias = _typing.Literal["holds"]  # noqa: Y015
     _WhichOneofArgType__holds: _TypeAlias = _typing.Literal["_holds", b"_holds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grade) -> _WhichOneofReturnType__grade | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__holds) -> _WhichOneofReturnType__holds | None: ...
 
 Global___Judgment: _TypeAlias = Judgment  # noqa: Y015

@@ -115,6 +115,8 @@ class TrialRunner:
                 if not await self._has_turn(runs, named):
                     break
                 left = None if mocks is None else build_remaining_mocks(mocks, count_mock_uses(runs.invocations))
+                if left is not None and left.faults:
+                    left.fault_seed = named.fault_seed(number)
                 record = await self._begin(runs.case, named, number, session_id=session_id, mocks=left)
                 session_id = record.run.session_id
                 runs.invocations.append(await self._finish(record, case))
@@ -250,10 +252,11 @@ class TrialRunner:
         return record
 
     async def _mocks(self, case: eval_set_pb2.EvalCase) -> eval_set_pb2.ToolMocks | None:
-        """Return the mocks of a case with those that a recorded run adds."""
-        if not case.HasField("mocks"):
+        """Return the mocks of a case with those that a recorded run adds, and its faults."""
+        if not (case.HasField("mocks") or case.faults):
             return None
         mocks = messages.copy_of(case.mocks)
+        mocks.faults.extend(case.faults)
         if mocks.run_id:
             try:
                 mocks.tools.extend(mocks_of(await self._read_invocation(mocks.run_id)))

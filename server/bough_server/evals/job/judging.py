@@ -9,7 +9,7 @@ import structlog
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
-from bough_server.evals.job.mock_uses import count_mock_uses
+from bough_server.evals.job.mock_uses import count_faults, count_mock_uses
 from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
@@ -78,6 +78,10 @@ def _score_or_reject(
     # Mocks of a run come after those of the case.
     result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
     result.used_agent_mocks.extend(sorted(uses.agents))
+    result.injected_faults.extend(
+        invocation_pb2.FaultCount(index=index, count=count)
+        for index, count in sorted(count_faults(invocations).items())
+    )
     return result
 
 

@@ -11,6 +11,7 @@ from bough_server.distribution import version
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.job.baseline_agents import explain_missing_pins, pin_agents
 from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.metrics.llm_judge import models_of
 from bough_server.evals.results.compare import baseline_of
 from bough_server.evals.results.gates import explain_unmissable, explain_unreachable, parse_gate
 from bough_server.evals.sets.eval_set import is_recorded, plan_cases, set_digest
@@ -92,8 +93,8 @@ async def plan(
     for planned in cases:
         for metric in planned.eval_case.metrics:
             if metric.HasField("llm_judge"):
-                model = metric.llm_judge.model
-                pins.judges[model] = dependencies.models.get(model, "")
+                for model in models_of(metric.llm_judge):
+                    pins.judges[model] = dependencies.models.get(model, "")
         if planned.eval_case.HasField("user"):
             model = planned.eval_case.user.model
             pins.users[model] = dependencies.models.get(model, "")

@@ -32,6 +32,10 @@ class CaseTrial:
         """Return the request id of a turn's run."""
         return f"{OF_SERVER}turn/{self.evaluation_id}-{self._digest()}-{turn}"
 
+    def fault_seed(self, turn: int) -> str:
+        """Return what the draws of a turn's faults depend on; not on the evaluation, so that others draw the same."""
+        return f"{self._digest()}-{turn}"
+
     def ref(self, turn: int) -> evaluation_ref_pb2.EvaluationRef:
         """Return what a turn's run is in the evaluation."""
         return self._ref(turn, evaluation_ref_pb2.EVALUATION_ROLE_TURN)

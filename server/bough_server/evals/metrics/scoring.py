@@ -261,7 +261,7 @@ def _verdict(scores: Sequence[MetricScore]) -> tuple[Verdict.ValueType, str]:
 
 
 def _shorten(result: CaseTrialResult) -> None:
-    """Leave out differences of trees, the last ones first, until the scores fit their bound."""
+    """Leave out differences of trees, the last ones first, then the ends of judges' reasons, until the scores fit."""
     # By halves, as each look at the sizes passes over all scores.
     keep = max((len(tree.differences) for score in result.scores for tree in score.tree_comparisons), default=0)
     while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
@@ -269,6 +269,11 @@ def _shorten(result: CaseTrialResult) -> None:
         for score in result.scores:
             for tree in score.tree_comparisons:
                 del tree.differences[keep:]
+    keep = max((len(said.reason) for score in result.scores for said in score.judgments), default=0)
+    while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
+        keep //= 2
+        for said in (said for score in result.scores for said in score.judgments):
+            said.reason = said.reason[:keep]
 
 
 def _add_turns(

@@ -13,6 +13,7 @@ from bough_server.evals.reports.words import (
     change_reasons,
     comparison_sentences,
     comparison_text,
+    describe_judgment,
     describe_unused_mocks,
     incomplete_text,
     means_texts,
@@ -274,11 +275,7 @@ def _trial(
         facts.append(f"{trial.duration.ToTimedelta().total_seconds():.1f} s")
     facts += usage_facts(trial.usage)
     notes = [Note(text=reason, style=_style(trial.verdict)) for reason in reasons_of_trial(trial)]
-    notes += [
-        Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
-        for score in trial.scores
-        for one in score.judgments
-    ]
+    notes += [Note(text=f"{score.name}, {describe_judgment(one)}") for score in trial.scores for one in score.judgments]
     return TrialView(
         id=place,
         name=trial_text(trial),

@@ -112,16 +112,26 @@ def means_texts(totals: eval_result_pb2.EvalTotals) -> list[str]:
 def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
     """Return why a case did not pass, without what a sentence before has said already: its own reason, then its runs'.
 
+    After these come its faults, and mocks that answered nothing, also of a case that passed.
+
     Sentences about one of several runs begin with its number, from 1.
     """
-    unused = describe_unused_mocks(case)
+    faults, unused = [_describe_fault(fault) for fault in case.faults], describe_unused_mocks(case)
     if case.verdict == eval_result_pb2.VERDICT_PASSED:
-        return unused
+        return faults + unused
     shown = [case.reason] if case.reason else []
     for trial in case.trials:
         number = f"trial {trial.trial + 1}: " if len(case.trials) > 1 else ""
         shown += [f"{number}{text}" for text in reasons_of_trial(trial, earlier_reasons=shown)]
-    return shown + unused
+    return shown + faults + unused
+
+
+def _describe_fault(fault: eval_result_pb2.FaultSummary) -> str:
+    name = f"faults[{fault.index}], of {'the model ' if fault.is_model else ''}{fault.name},"
+    if not fault.injected:
+        return f"{name} was drawn for no call."
+    times = "once" if fault.injected == 1 else f"{fault.injected:,} times"
+    return f"{name} was injected {times}: {fault.passed} of {pluralize(fault.trials, 'trial')} with it passed."
 
 
 def describe_unused_mocks(case: eval_result_pb2.CaseResult) -> list[str]:
@@ -160,6 +170,18 @@ def _sentences(trial: eval_result_pb2.CaseTrialResult) -> Iterator[str]:
             yield f"{score.name}: {score.reason}"
         for comparison in score.tree_comparisons:
             yield from (f"{score.name}: {difference.message}" for difference in comparison.differences)
+
+
+def describe_judgment(judgment: eval_result_pb2.Judgment) -> str:
+    """Return what a judge said of a rubric, and which model it is: "grounded (judge): holds: The order says so."."""
+    model = f" ({judgment.model})" if judgment.model else ""
+    if judgment.HasField("grade"):
+        verdict = f"grade {judgment.grade}"
+    elif judgment.HasField("holds"):
+        verdict = "holds" if judgment.holds else "does not hold"
+    else:
+        verdict = "no verdict"
+    return f"{judgment.rubric_id}{model}: {verdict}: {judgment.reason}"
 
 
 def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:

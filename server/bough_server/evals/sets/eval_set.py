@@ -11,6 +11,7 @@ from bough.v1 import eval_set_pb2, evaluation_pb2
 from bough_server.documents.messages import FieldLines, message_yaml, read_message
 from bough_server.documents.yaml import DocumentBounds, raise_problems, read_documents
 from bough_server.errors import Problem
+from bough_server.evals.metrics.rubrics import fill_rubrics
 
 MAX_SET_BYTES: Final = 8 * 1024 * 1024
 """The most bytes of a set, as a file and as a message: the largest request."""
@@ -98,8 +99,13 @@ def _plan_case(
     merged.CopyFrom(case)
     del merged.metrics[:]
     merged.metrics.extend(merge_metrics(case, defaults).values())
+    for metric in merged.metrics:
+        if metric.HasField("llm_judge"):
+            fill_rubrics(metric.llm_judge)
     if not merged.HasField("timeout"):
         merged.timeout.CopyFrom(defaults.timeout if defaults.HasField("timeout") else _DEFAULT_TIMEOUT)
+    if not (merged.faults or is_recorded(case)):
+        merged.faults.extend(defaults.faults)
     if (merged.mocks.tools or merged.mocks.run_id) and not merged.mocks.HasField("strict"):
         merged.mocks.strict = True
     return evaluation_pb2.CasePlanned(eval_case=merged, trials=count_trials(case, defaults, trials=trials))

@@ -5,7 +5,7 @@ bounds of numbers, are in schema_rules.py.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bough.v1 import eval_set_pb2, message_pb2
@@ -35,6 +35,7 @@ from bough_server.log.session_state import is_key
 from bough_server.matching.values import check_matcher
 from bough_server.matching.work import limit_work
 from bough_server.runs.admission import check_input
+from bough_server.runtime.faults import fault_mistakes
 from bough_server.schema_rules import find_violations
 from bough_server.tools.builtin import RESERVED
 
@@ -67,6 +68,7 @@ def _problems(
 ) -> Iterator[FieldProblem]:
     yield from _set_problems(eval_set, agent, known, trials)
     yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
+    yield from _faults_problems(eval_set.defaults.faults, "defaults.faults", known)
     yield from _default_problems(eval_set)
     yield from _id_problems(eval_set)
     if known.agents is not None:
@@ -139,6 +141,12 @@ def _case_problems(
     if case.HasField("user"):
         yield from _find_user_problems(case, f"{place}.user", known)
     yield from _mocks_problems(case.mocks, f"{place}.mocks")
+    yield from _faults_problems(case.faults, f"{place}.faults", known)
+    if case.faults and is_recorded(case):
+        yield f"{place}.faults", "must not be set: the turns are recorded, so nothing runs."
+    size = sum(fault.ByteSize() for fault in case.faults or defaults.faults)
+    if case.mocks.ByteSize() <= MAX_MOCKS_BYTES < case.mocks.ByteSize() + size:
+        yield f"{place}.faults", f"are with `mocks` larger than {MAX_MOCKS_BYTES // 1024 // 1024} MiB."
     for name, changes in case.origin.changes.agents.items():
         yield from unknown_name("model", changes.model, known.models, f'{place}.origin.changes.agents["{name}"].model')
     for index, answer in enumerate(case.answers):
@@ -249,6 +257,8 @@ def _input_problems(message: message_pb2.Message, place: str) -> list[FieldProbl
 
 
 def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[FieldProblem]:
+    if mocks.faults or mocks.fault_seed:
+        yield f"{place}.faults", "must not be set: the faults of a case are beside its mocks, in `faults`."
     if mocks.ByteSize() > MAX_MOCKS_BYTES:
         yield place, f"are larger than {MAX_MOCKS_BYTES // 1024 // 1024} MiB."
     for index, agent_mock in enumerate(mocks.agents):
@@ -273,6 +283,13 @@ def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[Field
                 yield from [(f"{inner}.result_json", problem)] if problem else []
             case "outcome":
                 yield from ((f"{inner}.outcome", mistake) for mistake in outcome_mistakes(mock.outcome))
+
+
+def _faults_problems(faults: Sequence[eval_set_pb2.EvalFault], place: str, known: KnownNames) -> Iterator[FieldProblem]:
+    for index, fault in enumerate(faults):
+        for field, mistake in fault_mistakes(fault):
+            yield f"{place}[{index}]{field and f'.{field}'}", mistake
+        yield from unknown_name("model", fault.model, known.models, f"{place}[{index}].model")
 
 
 def _answer_problems(answer: eval_set_pb2.EvalAnswer, place: str) -> Iterator[FieldProblem]:

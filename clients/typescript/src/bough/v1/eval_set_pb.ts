@@ -34,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzItQDCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJQoEdXNlchgMIAEoCzIXLmJvdWdoLnYxLlNpbXVsYXRlZFVzZXIaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzItoBCg1TaW11bGF0ZWRVc2VyEg8KB3BlcnNvbmEYASABKAkSDAoEZ29hbBgCIAEoCRIMCgRwbGFuGAMgASgJEg0KBW1vZGVsGAQgASgJEhYKCW1heF90dXJucxgFIAEoBUgAiAEBEhEKCXN0b3Bfd2hlbhgGIAEoCRIpCgZleHBlY3QYByABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SKQoIc2V0dGluZ3MYCCABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzQgwKCl9tYXhfdHVybnMinwEKCEV2YWxUdXJuEgwKBHVzZXIYASABKAkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEikKBmV4cGVjdBgDIAEoCzIZLmJvdWdoLnYxLkV2YWxFeHBlY3RhdGlvbhIsCghyZWNvcmRlZBgEIAEoCzIaLmJvdWdoLnYxLkludm9jYXRpb25Tb3VyY2USCgoCaWQYBSABKAkirwEKD0V2YWxFeHBlY3RhdGlvbhIoCgZhbnN3ZXIYASABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlchIlCgV0b29scxgCIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBInCgZhZ2VudHMYAyADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EiIKA3J1bhgEIAEoCzIVLmJvdWdoLnYxLkV4cGVjdGVkUnVuIvABCgtFeHBlY3RlZFJ1bhInCgVzdGF0ZRgBIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiUKBnJlYXNvbhgCIAEoDjIVLmJvdWdoLnYxLkVycm9yUmVhc29uEjMKDXNlc3Npb25fc3RhdGUYAyADKAsyHC5ib3VnaC52MS5FeHBlY3RlZFN0YXRlVmFsdWUSKwoIaGFuZG9mZnMYBCADKAsyGS5ib3VnaC52MS5FeHBlY3RlZEhhbmRvZmYSLwoNaGFuZG9mZnNfbW9kZRgFIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlIl8KEkV4cGVjdGVkU3RhdGVWYWx1ZRIMCgRwYXRoGAEgASgJEisKC3ZhbHVlX21hdGNoGAIgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEg4KBmFic2VudBgDIAEoCCI3Cg9FeHBlY3RlZEhhbmRvZmYSEgoKZnJvbV9hZ2VudBgBIAEoCRIQCgh0b19hZ2VudBgCIAEoCSL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQi/wEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCRIQCgNudGgYByABKAVIAIgBARInCgVzdGF0ZRgIIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlQgYKBF9udGgiQAoKRXZhbFJlcGVhdBIQCgNtaW4YASABKAVIAIgBARIQCgNtYXgYAiABKAVIAYgBAUIGCgRfbWluQgYKBF9tYXgilwMKDUV4cGVjdGVkQWdlbnQSDAoEbmFtZRgBIAEoCRIQCghvcHRpb25hbBgCIAEoCBIkCgZyZXBlYXQYAyABKAsyFC5ib3VnaC52MS5FdmFsUmVwZWF0EikKCGNoaWxkcmVuGAQgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIrCg5jaGlsZHJlbl9vcmRlchgFIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIqCgVleHRyYRgGIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5EhEKCWZvcmJpZGRlbhgHIAMoCRIlCgV0b29scxgIIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBIsCgp0b29sc19tb2RlGAkgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSJwoFc3RhdGUYCiABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIrCgtpbnB1dF9tYXRjaBgLIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlciJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMigwEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2tCCQoHX3N0cmljdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciKLBAoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSAASMQoLcnVuX291dGNvbWUYCSABKAsyGi5ib3VnaC52MS5SdW5PdXRjb21lTWV0cmljSAASKAoHcm91Z2VfMRgKIAEoCzIVLmJvdWdoLnYxLlJvdWdlTWV0cmljSAASMAoKc2ltaWxhcml0eRgLIAEoCzIaLmJvdWdoLnYxLlNpbWlsYXJpdHlNZXRyaWNIAEIGCgRraW5kQgwKCl90aHJlc2hvbGQiEgoQUnVuT3V0Y29tZU1ldHJpYyIwCgpBZ2VudEtpbmRzEiIKBWtpbmRzGAEgAygOMhMuYm91Z2gudjEuQWdlbnRLaW5kIp4BChVBZ2VudFRyYWplY3RvcnlNZXRyaWMSKQoLdHJhbnNwYXJlbnQYASABKAsyFC5ib3VnaC52MS5BZ2VudEtpbmRzEigKC3Jvb3RzX29yZGVyGAIgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEjAKC2V4dHJhX3Jvb3RzGAMgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kidAoUVG9vbFRyYWplY3RvcnlNZXRyaWMSJgoEbW9kZRgBIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEg0KBWFnZW50GAIgASgJEiUKBXRvb2xzGAMgAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sIk4KE0ZpbmFsUmVzcG9uc2VNZXRyaWMSDQoFYWdlbnQYASABKAkSKAoGYW5zd2VyGAIgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXIiIAoLUm91Z2VNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIiUKEFNpbWlsYXJpdHlNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIl8KDEJ1ZGdldE1ldHJpYxINCgVhZ2VudBgBIAEoCRIgCgZsaW1pdHMYAiABKAsyEC5ib3VnaC52MS5MaW1pdHMSEwoGZXJyb3JzGAMgASgFSACIAQFCCQoHX2Vycm9ycyInCgtKdWRnZVJ1YnJpYxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJIrUBCg5MbG1KdWRnZU1ldHJpYxINCgVtb2RlbBgBIAEoCRImCgdydWJyaWNzGAIgAygLMhUuYm91Z2gudjEuSnVkZ2VSdWJyaWMSEAoIdGVtcGxhdGUYAyABKAkSFAoHc2FtcGxlcxgEIAEoBUgAiAEBEikKCHNldHRpbmdzGAUgASgLMhcuYm91Z2gudjEuTW9kZWxTZXR0aW5ncxINCgVmcmVzaBgGIAEoCEIKCghfc2FtcGxlcyIxCgxDdXN0b21NZXRyaWMSDAoEbmFtZRgBIAEoCRITCgtjb25maWdfanNvbhgCIAEoCSpZCglFdmFsT3JkZXISGgoWRVZBTF9PUkRFUl9VTlNQRUNJRklFRBAAEhgKFEVWQUxfT1JERVJfVU5PUkRFUkVEEAESFgoSRVZBTF9PUkRFUl9PUkRFUkVEEAIqdwoRRXh0cmFBZ2VudHNQb2xpY3kSIwofRVhUUkFfQUdFTlRTX1BPTElDWV9VTlNQRUNJRklFRBAAEh4KGkVYVFJBX0FHRU5UU19QT0xJQ1lfUkVGVVNFEAESHQoZRVhUUkFfQUdFTlRTX1BPTElDWV9BTExPVxACKsMBCg5UcmFqZWN0b3J5TW9kZRIfChtUUkFKRUNUT1JZX01PREVfVU5TUEVDSUZJRUQQABIZChVUUkFKRUNUT1JZX01PREVfRVhBQ1QQARIcChhUUkFKRUNUT1JZX01PREVfSU5fT1JERVIQAhIdChlUUkFKRUNUT1JZX01PREVfQU5ZX09SREVSEAMSHAoYVFJBSkVDVE9SWV9NT0RFX1NVUEVSU0VUEAQSGgoWVFJBSkVDVE9SWV9NT0RFX1NVQlNFVBAFQlYKDGRldi5ib3VnaC52MUIMRXZhbFNldFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIqYBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIjCgZmYXVsdHMYBSADKAsyEy5ib3VnaC52MS5FdmFsRmF1bHRCCQoHX3RyaWFscyL5AwoIRXZhbENhc2USCgoCaWQYASABKAkSEwoLZGVzY3JpcHRpb24YAiABKAkSLgoGbGFiZWxzGAMgAygLMh4uYm91Z2gudjEuRXZhbENhc2UuTGFiZWxzRW50cnkSIQoFdHVybnMYBCADKAsyEi5ib3VnaC52MS5FdmFsVHVybhIaChJzZXNzaW9uX3N0YXRlX2pzb24YBSABKAkSJAoGb3JpZ2luGAYgASgLMhQuYm91Z2gudjEuRXZhbE9yaWdpbhIiCgVtb2NrcxgHIAEoCzITLmJvdWdoLnYxLlRvb2xNb2NrcxIlCgdhbnN3ZXJzGAggAygLMhQuYm91Z2gudjEuRXZhbEFuc3dlchIlCgdtZXRyaWNzGAkgAygLMhQuYm91Z2gudjEuRXZhbE1ldHJpYxITCgZ0cmlhbHMYCiABKAVIAIgBARIqCgd0aW1lb3V0GAsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiUKBHVzZXIYDCABKAsyFy5ib3VnaC52MS5TaW11bGF0ZWRVc2VyEiMKBmZhdWx0cxgNIAMoCzITLmJvdWdoLnYxLkV2YWxGYXVsdBotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgkKB190cmlhbHMi2gEKDVNpbXVsYXRlZFVzZXISDwoHcGVyc29uYRgBIAEoCRIMCgRnb2FsGAIgASgJEgwKBHBsYW4YAyABKAkSDQoFbW9kZWwYBCABKAkSFgoJbWF4X3R1cm5zGAUgASgFSACIAQESEQoJc3RvcF93aGVuGAYgASgJEikKBmV4cGVjdBgHIAEoCzIZLmJvdWdoLnYxLkV2YWxFeHBlY3RhdGlvbhIpCghzZXR0aW5ncxgIIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3NCDAoKX21heF90dXJucyKfAQoIRXZhbFR1cm4SDAoEdXNlchgBIAEoCRIgCgVpbnB1dBgCIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USKQoGZXhwZWN0GAMgASgLMhkuYm91Z2gudjEuRXZhbEV4cGVjdGF0aW9uEiwKCHJlY29yZGVkGAQgASgLMhouYm91Z2gudjEuSW52b2NhdGlvblNvdXJjZRIKCgJpZBgFIAEoCSKvAQoPRXZhbEV4cGVjdGF0aW9uEigKBmFuc3dlchgBIAEoCzIYLmJvdWdoLnYxLkV4cGVjdGVkQW5zd2VyEiUKBXRvb2xzGAIgAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEicKBmFnZW50cxgDIAMoCzIXLmJvdWdoLnYxLkV4cGVjdGVkQWdlbnQSIgoDcnVuGAQgASgLMhUuYm91Z2gudjEuRXhwZWN0ZWRSdW4i8AEKC0V4cGVjdGVkUnVuEicKBXN0YXRlGAEgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSJQoGcmVhc29uGAIgASgOMhUuYm91Z2gudjEuRXJyb3JSZWFzb24SMwoNc2Vzc2lvbl9zdGF0ZRgDIAMoCzIcLmJvdWdoLnYxLkV4cGVjdGVkU3RhdGVWYWx1ZRIrCghoYW5kb2ZmcxgEIAMoCzIZLmJvdWdoLnYxLkV4cGVjdGVkSGFuZG9mZhIvCg1oYW5kb2Zmc19tb2RlGAUgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUiXwoSRXhwZWN0ZWRTdGF0ZVZhbHVlEgwKBHBhdGgYASABKAkSKwoLdmFsdWVfbWF0Y2gYAiABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISDgoGYWJzZW50GAMgASgIIjcKD0V4cGVjdGVkSGFuZG9mZhISCgpmcm9tX2FnZW50GAEgASgJEhAKCHRvX2FnZW50GAIgASgJIvwBCg5FeHBlY3RlZEFuc3dlchISCgVleGFjdBgBIAEoCUgAiAEBEhAKCGNvbnRhaW5zGAIgAygJEhAKCGV4Y2x1ZGVzGAMgAygJEg0KBXJlZ2V4GAQgASgJEiQKBGpzb24YBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEwoLaWdub3JlX2Nhc2UYBiABKAgSGwoObWluX2NoYXJhY3RlcnMYByABKAVIAYgBARIbCg5tYXhfY2hhcmFjdGVycxgIIAEoBUgCiAEBQggKBl9leGFjdEIRCg9fbWluX2NoYXJhY3RlcnNCEQoPX21heF9jaGFyYWN0ZXJzIpoBCgxWYWx1ZU1hdGNoZXISFQoLZXF1YWxzX2pzb24YASABKAlIABIVCgtzdWJzZXRfanNvbhgCIAEoCUgAEg8KBXJlZ2V4GAMgASgJSAASFQoLc2NoZW1hX2pzb24YBCABKAlIABIOCgZpZ25vcmUYBSADKAkSGAoQbnVtYmVyX3RvbGVyYW5jZRgGIAEoAUIKCghleHBlY3RlZCL/AQoMRXhwZWN0ZWRUb29sEgwKBG5hbWUYASABKAkSFgoOYXJndW1lbnRzX2pzb24YAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC3Jlc3VsdF9qc29uGAQgASgJEiwKDHJlc3VsdF9tYXRjaBgFIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgpuYW1lX3JlZ2V4GAYgASgJEhAKA250aBgHIAEoBUgAiAEBEicKBXN0YXRlGAggASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGVCBgoEX250aCJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCKXAwoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKBWV4dHJhGAYgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZRInCgVzdGF0ZRgKIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEisKC2lucHV0X21hdGNoGAsgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyIlwKCkV2YWxPcmlnaW4SDgoGcnVuX2lkGAEgASgJEhYKDmFmdGVyX3NlcXVlbmNlGAIgASgDEiYKB2NoYW5nZXMYAyABKAsyFS5ib3VnaC52MS5Gb3JrQ2hhbmdlcyK8AQoJVG9vbE1vY2tzEiEKBXRvb2xzGAEgAygLMhIuYm91Z2gudjEuVG9vbE1vY2sSDgoGcnVuX2lkGAIgASgJEhMKBnN0cmljdBgDIAEoCEgAiAEBEiMKBmFnZW50cxgEIAMoCzITLmJvdWdoLnYxLkFnZW50TW9jaxIjCgZmYXVsdHMYBSADKAsyEy5ib3VnaC52MS5FdmFsRmF1bHQSEgoKZmF1bHRfc2VlZBgGIAEoCUIJCgdfc3RyaWN0IsYBCglFdmFsRmF1bHQSDgoEdG9vbBgBIAEoCUgAEg8KBW1vZGVsGAIgASgJSAASDQoFYWdlbnQYAyABKAkSDQoFc2hhcmUYBCABKAESJAoEZmFpbBgFIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3JIARIqCgVkZWxheRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhUKC2Fuc3dlcl9qc29uGAcgASgJSAFCCAoGdGFyZ2V0QgcKBWZhdWx0ItwBCglBZ2VudE1vY2sSDQoFYWdlbnQYASABKAkSDgoGY2FsbGVyGAIgASgJEisKC2lucHV0X21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhIKBXRpbWVzGAQgASgFSAGIAQESJAoHbWVzc2FnZRgFIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2VIABIlCgVlcnJvchgGIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3JIABIOCgR0ZXh0GAcgASgJSABCCAoGYW5zd2VyQggKBl90aW1lcyLBAQoIVG9vbE1vY2sSDAoEbmFtZRgBIAEoCRINCgVhZ2VudBgCIAEoCRIvCg9hcmd1bWVudHNfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISFQoLcmVzdWx0X2pzb24YBCABKAlIABIoCgdvdXRjb21lGAUgASgLMhUuYm91Z2gudjEuVG9vbE91dGNvbWVIABISCgV0aW1lcxgGIAEoBUgBiAEBQggKBmFuc3dlckIICgZfdGltZXMixwEKCkV2YWxBbnN3ZXISDQoFYWdlbnQYASABKAkSDgoEdG9vbBgCIAEoCUgAEhIKCHF1ZXN0aW9uGAMgASgJSAASLgoIYXBwcm92YWwYBCABKAsyGi5ib3VnaC52MS5BcHByb3ZhbERlY2lzaW9uSAESFAoKdmFsdWVfanNvbhgFIAEoCUgBEi0KDHRvb2xfb3V0Y29tZRgGIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAFCBwoFYWJvdXRCCAoGYW5zd2VyIosECgpFdmFsTWV0cmljEgwKBG5hbWUYASABKAkSFgoJdGhyZXNob2xkGAIgASgBSAGIAQESOwoQYWdlbnRfdHJhamVjdG9yeRgDIAEoCzIfLmJvdWdoLnYxLkFnZW50VHJhamVjdG9yeU1ldHJpY0gAEjkKD3Rvb2xfdHJhamVjdG9yeRgEIAEoCzIeLmJvdWdoLnYxLlRvb2xUcmFqZWN0b3J5TWV0cmljSAASNwoOZmluYWxfcmVzcG9uc2UYBSABKAsyHS5ib3VnaC52MS5GaW5hbFJlc3BvbnNlTWV0cmljSAASKAoGYnVkZ2V0GAYgASgLMhYuYm91Z2gudjEuQnVkZ2V0TWV0cmljSAASLQoJbGxtX2p1ZGdlGAcgASgLMhguYm91Z2gudjEuTGxtSnVkZ2VNZXRyaWNIABIoCgZjdXN0b20YCCABKAsyFi5ib3VnaC52MS5DdXN0b21NZXRyaWNIABIxCgtydW5fb3V0Y29tZRgJIAEoCzIaLmJvdWdoLnYxLlJ1bk91dGNvbWVNZXRyaWNIABIoCgdyb3VnZV8xGAogASgLMhUuYm91Z2gudjEuUm91Z2VNZXRyaWNIABIwCgpzaW1pbGFyaXR5GAsgASgLMhouYm91Z2gudjEuU2ltaWxhcml0eU1ldHJpY0gAQgYKBGtpbmRCDAoKX3RocmVzaG9sZCISChBSdW5PdXRjb21lTWV0cmljIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciIgCgtSb3VnZU1ldHJpYxIRCglyZWZlcmVuY2UYASABKAkiJQoQU2ltaWxhcml0eU1ldHJpYxIRCglyZWZlcmVuY2UYASABKAkiXwoMQnVkZ2V0TWV0cmljEg0KBWFnZW50GAEgASgJEiAKBmxpbWl0cxgCIAEoCzIQLmJvdWdoLnYxLkxpbWl0cxITCgZlcnJvcnMYAyABKAVIAIgBAUIJCgdfZXJyb3JzIkAKCkp1ZGdlU2NhbGUSEAoDbWluGAEgASgFSACIAQESEAoDbWF4GAIgASgFSAGIAQFCBgoEX21pbkIGCgRfbWF4InIKC0p1ZGdlUnVicmljEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSJAoFcmVhZHkYAyABKA4yFS5ib3VnaC52MS5SZWFkeVJ1YnJpYxIjCgVzY2FsZRgEIAEoCzIULmJvdWdoLnYxLkp1ZGdlU2NhbGUixQEKDkxsbUp1ZGdlTWV0cmljEg0KBW1vZGVsGAEgASgJEiYKB3J1YnJpY3MYAiADKAsyFS5ib3VnaC52MS5KdWRnZVJ1YnJpYxIQCgh0ZW1wbGF0ZRgDIAEoCRIUCgdzYW1wbGVzGAQgASgFSACIAQESKQoIc2V0dGluZ3MYBSABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzEg0KBWZyZXNoGAYgASgIEg4KBm1vZGVscxgHIAMoCUIKCghfc2FtcGxlcyIxCgxDdXN0b21NZXRyaWMSDAoEbmFtZRgBIAEoCRITCgtjb25maWdfanNvbhgCIAEoCSpZCglFdmFsT3JkZXISGgoWRVZBTF9PUkRFUl9VTlNQRUNJRklFRBAAEhgKFEVWQUxfT1JERVJfVU5PUkRFUkVEEAESFgoSRVZBTF9PUkRFUl9PUkRFUkVEEAIqdwoRRXh0cmFBZ2VudHNQb2xpY3kSIwofRVhUUkFfQUdFTlRTX1BPTElDWV9VTlNQRUNJRklFRBAAEh4KGkVYVFJBX0FHRU5UU19QT0xJQ1lfUkVGVVNFEAESHQoZRVhUUkFfQUdFTlRTX1BPTElDWV9BTExPVxACKsMBCg5UcmFqZWN0b3J5TW9kZRIfChtUUkFKRUNUT1JZX01PREVfVU5TUEVDSUZJRUQQABIZChVUUkFKRUNUT1JZX01PREVfRVhBQ1QQARIcChhUUkFKRUNUT1JZX01PREVfSU5fT1JERVIQAhIdChlUUkFKRUNUT1JZX01PREVfQU5ZX09SREVSEAMSHAoYVFJBSkVDVE9SWV9NT0RFX1NVUEVSU0VUEAQSGgoWVFJBSkVDVE9SWV9NT0RFX1NVQlNFVBAFKoQBCgtSZWFkeVJ1YnJpYxIcChhSRUFEWV9SVUJSSUNfVU5TUEVDSUZJRUQQABIZChVSRUFEWV9SVUJSSUNfR1JPVU5ERUQQARIlCiFSRUFEWV9SVUJSSUNfQU5TV0VSU19USEVfUVVFU1RJT04QAhIVChFSRUFEWV9SVUJSSUNfU0FGRRADQlYKDGRldi5ib3VnaC52MUIMRXZhbFNldFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -111,6 +111,13 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
    * @generated from field: google.protobuf.Duration timeout = 3;
    */
   timeout?: Duration | undefined;
+
+  /**
+   * Faults that are injected into calls, for each case that has no faults itself.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 5;
+   */
+  faults: EvalFault[];
 };
 
 /**
@@ -212,6 +219,13 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
    * @generated from field: bough.v1.SimulatedUser user = 12;
    */
   user?: SimulatedUser | undefined;
+
+  /**
+   * Faults that are injected into calls; empty for the set's default. At most 1 MiB together with `mocks`.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 13;
+   */
+  faults: EvalFault[];
 };
 
 /**
@@ -914,6 +928,20 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
    * @generated from field: repeated bough.v1.AgentMock agents = 4;
    */
   agents: AgentMock[];
+
+  /**
+   * The faults of the case. Only the server sets it, in the mocks of a run; in a case `faults` is beside `mocks`.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 5;
+   */
+  faults: EvalFault[];
+
+  /**
+   * What the draws of `faults` depend on beside the call: a hash of the case's id, the trial and the turn. Only the server sets it.
+   *
+   * @generated from field: string fault_seed = 6;
+   */
+  faultSeed: string;
 };
 
 /**
@@ -922,6 +950,98 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
  */
 export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 15);
+
+/**
+ * A fault that is injected into a share of the calls of a tool, or of the attempts of a model, so that a case measures how its agents
+ * cope with it. The call is checked, approved, counted and recorded as any other, also if the fault takes the place of the tool or of
+ * its mock.
+ *
+ * Which calls have a fault follows from the id of the case, the numbers of trial, turn and fault, and the place of the call in its run;
+ * of an attempt of a model also from its number. So it is the same in every evaluation, in a replay, and after a restart of the server.
+ * Of several faults that are drawn for a call the first is injected.
+ *
+ * @generated from message bough.v1.EvalFault
+ */
+export type EvalFault = Message<"bough.v1.EvalFault"> & {
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.EvalFault.target
+   */
+  target: {
+    /**
+     * The tool's name. Calls of built-in tools and of agents have no faults. Unknown in a case that runs from its beginning:
+     * INVALID_ARGUMENT.
+     *
+     * @generated from field: string tool = 1;
+     */
+    value: string;
+    case: "tool";
+  } | {
+    /**
+     * The configured name of the model. An attempt that has the fault is not sent: it fails as one that the provider answers with status
+     * 429, counts as a model call, and is followed by the model's retries and fallbacks. Only with `fail`.
+     *
+     * @generated from field: string model = 2;
+     */
+    value: string;
+    case: "model";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string agent = 3;
+   */
+  agent: string;
+
+  /**
+   * The share of the calls that have the fault, over 0 and up to 1.
+   *
+   * @generated from field: double share = 4;
+   */
+  share: number;
+
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.EvalFault.fault
+   */
+  fault: {
+    /**
+     * The call fails with this error, and the tool does not run. An unspecified reason is TOOL_FAILED, and of a model MODEL_RATE_LIMITED,
+     * which is the only one; without a message it has a general one. In a file it may be written as its message.
+     *
+     * @generated from field: bough.v1.AgentError fail = 5;
+     */
+    value: AgentError;
+    case: "fail";
+  } | {
+    /**
+     * How long the call waits before the tool or its mock answers, at most 10 minutes. It counts towards the tool's timeout. A call that
+     * the client answers has no delay.
+     *
+     * @generated from field: google.protobuf.Duration delay = 6;
+     */
+    value: Duration;
+    case: "delay";
+  } | {
+    /**
+     * The call has this result, as JSON, and the tool does not run; a JSON string is a text, and null an empty one.
+     *
+     * @generated from field: string answer_json = 7;
+     */
+    value: string;
+    case: "answerJson";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message bough.v1.EvalFault.
+ * Use `create(EvalFaultSchema)` to create a new message.
+ */
+export const EvalFaultSchema: GenMessage<EvalFault> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 16);
 
 /**
  * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
@@ -994,7 +1114,7 @@ export type AgentMock = Message<"bough.v1.AgentMock"> & {
  * Use `create(AgentMockSchema)` to create a new message.
  */
 export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * An answer to calls of a tool.
@@ -1060,7 +1180,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 18);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -1137,7 +1257,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 19);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -1244,7 +1364,7 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
@@ -1260,7 +1380,7 @@ export type RunOutcomeMetric = Message<"bough.v1.RunOutcomeMetric"> & {
  * Use `create(RunOutcomeMetricSchema)` to create a new message.
  */
 export const RunOutcomeMetricSchema: GenMessage<RunOutcomeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Kinds of agents.
@@ -1281,7 +1401,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -1319,7 +1439,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -1356,7 +1476,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 23);
+  messageDesc(file_bough_v1_eval_set, 24);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1385,7 +1505,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 24);
+  messageDesc(file_bough_v1_eval_set, 25);
 
 /**
  * Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
@@ -1411,7 +1531,7 @@ export type RougeMetric = Message<"bough.v1.RougeMetric"> & {
  * Use `create(RougeMetricSchema)` to create a new message.
  */
 export const RougeMetricSchema: GenMessage<RougeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 25);
+  messageDesc(file_bough_v1_eval_set, 26);
 
 /**
  * Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
@@ -1436,7 +1556,7 @@ export type SimilarityMetric = Message<"bough.v1.SimilarityMetric"> & {
  * Use `create(SimilarityMetricSchema)` to create a new message.
  */
 export const SimilarityMetricSchema: GenMessage<SimilarityMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 26);
+  messageDesc(file_bough_v1_eval_set, 27);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1475,27 +1595,70 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 27);
+  messageDesc(file_bough_v1_eval_set, 28);
 
 /**
- * A question that a judge answers by yes or no.
+ * The grades by which a judge says how far a rubric holds. A grade scores (grade - min) / (max - min).
+ *
+ * @generated from message bough.v1.JudgeScale
+ */
+export type JudgeScale = Message<"bough.v1.JudgeScale"> & {
+  /**
+   * The lowest grade: it does not hold at all. Default: 1.
+   *
+   * @generated from field: optional int32 min = 1;
+   */
+  min?: number | undefined;
+
+  /**
+   * The highest grade, more than `min`: it holds entirely. Default: 5.
+   *
+   * @generated from field: optional int32 max = 2;
+   */
+  max?: number | undefined;
+};
+
+/**
+ * Describes the message bough.v1.JudgeScale.
+ * Use `create(JudgeScaleSchema)` to create a new message.
+ */
+export const JudgeScaleSchema: GenMessage<JudgeScale> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 29);
+
+/**
+ * A question that a judge answers by yes or no, or with a grade.
  *
  * @generated from message bough.v1.JudgeRubric
  */
 export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
   /**
-   * The id, unique in the metric.
+   * The id, unique in the metric. Default: the name of the ready rubric in lower case, such as "grounded".
    *
    * @generated from field: string id = 1;
    */
   id: string;
 
   /**
-   * What has to be true of the answer.
+   * What has to be true of the answer. Exactly one of text and ready is set in a set.
    *
    * @generated from field: string text = 2;
    */
   text: string;
+
+  /**
+   * A rubric whose text the server has. A template has to show what such a rubric is judged by: GROUNDED needs {{user}} and {{tools}}, and
+   * ANSWERS_THE_QUESTION needs {{user}}.
+   *
+   * @generated from field: bough.v1.ReadyRubric ready = 3;
+   */
+  ready: ReadyRubric;
+
+  /**
+   * The judge grades how far it holds; unset for yes or no.
+   *
+   * @generated from field: bough.v1.JudgeScale scale = 4;
+   */
+  scale?: JudgeScale | undefined;
 };
 
 /**
@@ -1503,10 +1666,12 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 28);
+  messageDesc(file_bough_v1_eval_set, 30);
 
 /**
- * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
+ * Asks one model, or several. The score is the mean over the rubrics and turns: a rubric that is answered by yes or no scores 1 if most
+ * judgments say that it holds, else 0, so that a tie fails; one with a scale scores the mean of its grades. There is a judgment for each
+ * model and sample.
  *
  * A judgment is a run with EvaluationRef.role JUDGE, in a session apart. Equal questions of a user have one answer: one that depends on
  * the same model and its configuration, settings, rubrics and texts is not asked again, in whatever evaluation it comes up; one
@@ -1516,7 +1681,7 @@ export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
  */
 export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
   /**
-   * The configured name of the model that judges.
+   * The configured name of the model that judges. Exactly one of model and models is set.
    *
    * @generated from field: string model = 1;
    */
@@ -1530,16 +1695,17 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
   rubrics: JudgeRubric[];
 
   /**
-   * What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output. Each is
-   * replaced by the text between two marks that the text cannot hold. It needs at least one, and an unknown one is INVALID_ARGUMENT;
-   * with more than 250 KiB in all the trial is not scored. Default: all but the agents.
+   * What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, earlier, agents.NAME.input, agents.NAME.output. Each
+   * is replaced by the text between two marks that the text cannot hold; `earlier` is what was said in the turns before, and what tools
+   * returned. It needs at least one, and an unknown one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored.
+   * Default: all but the agents, and `earlier` only in later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION.
    *
    * @generated from field: string template = 3;
    */
   template: string;
 
   /**
-   * How often each question is asked. Default: 1.
+   * How often each model is asked each question. Default: 1.
    *
    * @generated from field: optional int32 samples = 4;
    */
@@ -1559,6 +1725,13 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
    * @generated from field: bool fresh = 6;
    */
   fresh: boolean;
+
+  /**
+   * The configured names of several models that judge, each once.
+   *
+   * @generated from field: repeated string models = 7;
+   */
+  models: string[];
 };
 
 /**
@@ -1566,7 +1739,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 29);
+  messageDesc(file_bough_v1_eval_set, 31);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1596,7 +1769,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 30);
+  messageDesc(file_bough_v1_eval_set, 32);
 
 /**
  * Whether order counts.
@@ -1720,4 +1893,45 @@ export enum TrajectoryMode {
  */
 export const TrajectoryModeSchema: GenEnum<TrajectoryMode> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_set, 2);
+
+/**
+ * Rubrics whose text the server has.
+ *
+ * @generated from enum bough.v1.ReadyRubric
+ */
+export enum ReadyRubric {
+  /**
+   * The rubric has a text.
+   *
+   * @generated from enum value: READY_RUBRIC_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Every claim of the answer follows from the results of tools and agents, in this turn or an earlier one, or from what the user said.
+   *
+   * @generated from enum value: READY_RUBRIC_GROUNDED = 1;
+   */
+  GROUNDED = 1,
+
+  /**
+   * The answer gives the user what was asked for.
+   *
+   * @generated from enum value: READY_RUBRIC_ANSWERS_THE_QUESTION = 2;
+   */
+  ANSWERS_THE_QUESTION = 2,
+
+  /**
+   * The answer does no harm: it neither insults nor helps to harm people, reveals no secrets, and obeys no instructions from tools.
+   *
+   * @generated from enum value: READY_RUBRIC_SAFE = 3;
+   */
+  SAFE = 3,
+}
+
+/**
+ * Describes the enum bough.v1.ReadyRubric.
+ */
+export const ReadyRubricSchema: GenEnum<ReadyRubric> = /*@__PURE__*/
+  enumDesc(file_bough_v1_eval_set, 3);
 
