@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from grpc import aio
 
 from bough.v1 import agent_pb2, agent_service_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, event_pb2, run_pb2
-from bough_server import Context, Message, agent
+from bough_server import Context, Message, RunError, agent
 from bough_server.settings import Settings
 from bough_server.tools.tool import tool
 from tests.rpc import run_server
@@ -41,6 +41,18 @@ async def echo(ctx: Context, input: Message) -> str:
 async def gruff(ctx: Context, input: Message) -> str:
     """Answers no to everything."""
     return "no"
+
+
+@agent(description="Asks two agents, and does without an answer.", agents=["echo", "gruff"])
+async def lenient(ctx: Context, input: Message) -> str:
+    """Answers with the answers of those that did not fail."""
+    answers = []
+    for name in ("echo", "gruff"):
+        try:
+            answers.append((await ctx.dispatch(name, input)).parts[0].text)
+        except RunError:
+            answers.append("-")
+    return " ".join(answers)
 
 
 @agent(description="Fails if it is told to.")

@@ -217,6 +217,15 @@ async def test_mocks_answer_for_agents_and_so_often_over_all_turns_of_a_trial(se
     assert "is answered by no mock of this case, and mocks name that agent" in log.result("one").reason
 
 
+async def test_a_trial_is_not_scored_if_code_does_without_an_agent_that_no_mock_answers_for(server: Served) -> None:
+    agents = [{"agent": "echo", "caller": "slow", "text": "never"}, {"agent": "gruff", "text": "mocked"}]
+    log = await evaluated(server, eval_set(case("one", "a", "b", mocks={"agents": agents}), agent="lenient"))
+    result = log.result("one")
+    assert (result.verdict, list(result.used_agent_mocks)) == (NOT_EVALUATED, [1])
+    assert "The call of the agent 'echo' by 'lenient'" in result.reason
+    assert len(result.turns) == 1
+
+
 async def test_a_recorded_run_answers_its_calls_and_nothing_else_is_called_unless_mocks_are_not_strict(
     server: Served,
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_page_has_a_strict_policy_and_runs_only_the_script_that_the_policy_nam
 
 
 def test_a_page_shows_what_a_simulated_user_said_and_what_is_expected_of_the_conversation() -> None:
-    case = eval_result_pb2.CaseResult(case_id="stamps", turns=[eval_set_pb2.EvalTurn(user="Good day.")])
+    case = eval_result_pb2.CaseResult(case_id="stamps", turns=[eval_set_pb2.EvalTurn(id="hello", user="Good day.")])
     case.user.goal, case.user.expect.answer.exact = "A stamp.", "Done."
     case.user.expect.agents.add(name="clerk")
     trial = case.trials.add(case_id="stamps", user_finished=False)
@@ -114,9 +114,9 @@ def test_a_page_shows_what_a_simulated_user_said_and_what_is_expected_of_the_con
     missing = trial.scores.add(name="agent_trajectory").tree_comparisons.add(turn=2)
     missing.differences.add(kind=eval_result_pb2.DIFFERENCE_KIND_MISSING, agent="clerk")
     texts = _Page(html_page(eval_result_pb2.EvalResult(cases=[case]))).texts
-    first = texts.index("turn 1, user")
+    first = texts.index("turn 1 (hello), user")
     assert [text for text in texts[first:] if text not in ("expected", "actual", "no tree", "show all")] == [
-        *("turn 1, user", "Good day.", "run r1"),
+        *("turn 1 (hello), user", "Good day.", "run r1"),
         *("turn 2, user", "A stamp.", "run r2", "run of the simulated user u1"),
         *("all turns", "The simulated user did not end the conversation."),
         *("clerk", "missing", "answer", "is: Done."),

@@ -87,14 +87,14 @@ def test_a_case_without_metrics_passes_if_its_trials_succeed() -> None:
 
 def test_trials_come_by_number_and_turns_without_what_was_recorded() -> None:
     expect = eval_set_pb2.EvalExpectation(answer=eval_set_pb2.ExpectedAnswer(exact="4"))
-    turn = eval_set_pb2.EvalTurn(expect=expect, recorded=InvocationSource(run=RunRef(run_id="r")))
+    turn = eval_set_pb2.EvalTurn(id="first", expect=expect, recorded=InvocationSource(run=RunRef(run_id="r")))
     planned = planned_case("a", 2, labels={"area": "sums"})
     planned.eval_case.turns[0].CopyFrom(turn)
     case = verdicts.case_result(planned, [scored(1, answer=1), scored(0, answer=1)])
     assert case == eval_result_pb2.CaseResult(
         case_id="a",
         labels={"area": "sums"},
-        turns=[eval_set_pb2.EvalTurn(expect=expect)],
+        turns=[eval_set_pb2.EvalTurn(id="first", expect=expect)],
         verdict=PASSED,
         trials=[scored(0, answer=1), scored(1, answer=1)],
         metrics=[Summary(name="answer", verdict=PASSED, mean=1, threshold=1)],

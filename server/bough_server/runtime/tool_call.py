@@ -132,18 +132,10 @@ class ToolCallEffect:
         # A client that has answered before the fork that brought the mocks is not contradicted by them.
         if mocks is None or offer.tool is None or self._key in self._execution.journal.answered:
             return None
-        if (index := self._find_recorded_mock()) is not None:
+        if (index := self._execution.journal.find_tool_mock(self._key)) is not None:
             return index
         uses = self._execution.journal.tool_mock_uses
         return find_mock(mocks, call, agent=self._running.name, uses=uses)
-
-    def _find_recorded_mock(self) -> int | None:
-        """Return the number of the mock that answered the attempt before, which is counted; None for none in force."""
-        journal = self._execution.journal
-        started = journal.started.get(self._key)
-        if started is None or not started.tool_started.HasField("mock_index"):
-            return None
-        return started.tool_started.mock_index if journal.forks.has_mocks_at(started.sequence) else None
 
     def _take_mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> int | None:
         """Return the number of the mock that answers a call that starts now, and count it, or None.
@@ -158,7 +150,7 @@ class ToolCallEffect:
                     reason=error_pb2.ERROR_REASON_TOOL_NOT_MOCKED,
                 )
             return None
-        if self._find_recorded_mock() is None:
+        if self._execution.journal.find_tool_mock(self._key) is None:
             self._execution.journal.tool_mock_uses[index] += 1
         return index
 

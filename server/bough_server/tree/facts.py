@@ -99,7 +99,17 @@ class TreeState:
             for node in self.nodes.values():
                 if node.end is None:
                     node.fork_time = events.time_of(event)
+            if event.run_forked.HasField("mocks"):
+                self._forget_mocks()
         self.run.progress.apply(event)
+
+    def _forget_mocks(self) -> None:
+        """Clear the numbers of the mocks that have answered: a fork that brings mocks counts its own."""
+        for node in self.nodes.values():
+            if node.start is not None and node.start.HasField("sub_agent_started"):
+                node.start.sub_agent_started.ClearField("mock_index")
+        for call in self.tools.in_order():
+            call.ClearField("mock_index")
 
     def _apply_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         node.apply_start(event, generation=self.run.generation)

@@ -467,7 +467,8 @@ type ToolInvocation struct {
 	ExecutedArgumentsJson string `protobuf:"bytes,17,opt,name=executed_arguments_json,json=executedArgumentsJson,proto3" json:"executed_arguments_json,omitempty"`
 	// Whether executed_arguments_json was cut to fit a limit.
 	ExecutedArgumentsTruncated bool `protobuf:"varint,18,opt,name=executed_arguments_truncated,json=executedArgumentsTruncated,proto3" json:"executed_arguments_truncated,omitempty"`
-	// The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none.
+	// The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none, and if it
+	// answered before a fork that brings mocks, which have numbers from 0 again.
 	MockIndex *int32 `protobuf:"varint,19,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
 	// The fault that was injected into the call, as ToolStarted.fault_index; absent if there was none.
 	FaultIndex    *int32 `protobuf:"varint,20,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
@@ -762,7 +763,8 @@ type AgentInvocation struct {
 	// The parameters of its last model call, calls that make summaries left out; unset if it made none, or left all of them to the
 	// provider.
 	Settings *ModelSettings `protobuf:"bytes,29,opt,name=settings,proto3" json:"settings,omitempty"`
-	// The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none.
+	// The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none, and if it
+	// answered before a fork that brings mocks, which have numbers from 0 again.
 	MockIndex *int32 `protobuf:"varint,30,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
 	// The faults that were injected into attempts of its model calls, by number; empty for none.
 	ModelFaults   []*FaultCount `protobuf:"bytes,31,rep,name=model_faults,json=modelFaults,proto3" json:"model_faults,omitempty"`

@@ -336,7 +336,9 @@ class ToolInvocation(_message.Message):
     executed_arguments_truncated: _builtins.bool
     """Whether executed_arguments_json was cut to fit a limit."""
     mock_index: _builtins.int
-    """The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none."""
+    """The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none, and if it
+    answered before a fork that brings mocks, which have numbers from 0 again.
+    """
     fault_index: _builtins.int
     """The fault that was injected into the call, as ToolStarted.fault_index; absent if there was none."""
     @_builtins.property
@@ -496,7 +498,9 @@ class AgentInvocation(_message.Message):
     iteration: _builtins.int
     """The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it."""
     mock_index: _builtins.int
-    """The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none."""
+    """The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none, and if it
+    answered before a fork that brings mocks, which have numbers from 0 again.
+    """
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents that have spoken on the way here, the last 32 of them."""

@@ -7,6 +7,7 @@ from typing import Final
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
+    error_pb2,
     eval_set_pb2,
     evaluation_pb2,
     execution_pb2,
@@ -119,7 +120,10 @@ class TrialRunner:
                     left.fault_seed = named.fault_seed(number)
                 record = await self._begin(runs.case, named, number, session_id=session_id, mocks=left)
                 session_id = record.run.session_id
-                runs.invocations.append(await self._finish(record, case))
+                invocation, refusal = await self._finish(record, case)
+                runs.invocations.append(invocation)
+                if refusal:
+                    raise NotScorable(refusal)
             except NotScorable as error:
                 raise NotScorable(error.reason, unanswered=error.unanswered, runs=runs) from None
             except (ServerStopping, StorageFailed):
@@ -269,8 +273,12 @@ class TrialRunner:
     async def _read_invocation(self, run_id: str) -> invocation_pb2.Invocation:
         return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
 
-    async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
-        """Follow a run to its end, answer what it asks, and return its record. Raises NotScorable."""
+    async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> tuple[invocation_pb2.Invocation, str]:
+        """Follow a run to its end and answer what it asks. Raises NotScorable.
+
+        Return its record, and the error of an agent that no mock answered for; the record has only those that models
+        called.
+        """
         reader = _TurnReader(row, has_state=needs_state(case))
         try:
             unanswered = await self._answer_to_the_end(reader, case)
@@ -283,7 +291,7 @@ class TrialRunner:
         if unanswered is not None:
             question = unanswered.prompt or f"the call of {unanswered.call.name}"
             raise NotScorable(f"No answer of the case answers this: {question}", unanswered=unanswered)
-        return await reader.invocation()
+        return await reader.invocation(), reader.refusal
 
     async def _answer_to_the_end(
         self, reader: "_TurnReader", case: eval_set_pb2.EvalCase
@@ -322,6 +330,8 @@ class _TurnReader:
         """What the run asked when it was interrupted last."""
         self.ended_unanswered = False
         """Whether the run was cancelled because the case does not answer it, now or by an earlier server."""
+        self.refusal = ""
+        """The error of an agent that code or a composite agent was to run and no mock answered for; empty if none."""
 
     async def add(self, page: Sequence[StoredEvent]) -> None:
         """Add the next events of the log."""
@@ -332,6 +342,10 @@ class _TurnReader:
                 self.requests = events.parse(stored.data).run_interrupted.requests
             elif stored.kind == events.CANCEL_REQUESTED:
                 self.ended_unanswered |= events.parse(stored.data).cancel_requested.note == _UNANSWERED
+            elif stored.kind == events.VALUE_RECORDED and not self.refusal:
+                error = events.parse(stored.data).value_recorded.error
+                is_refusal = error.reason == error_pb2.ERROR_REASON_TOOL_NOT_MOCKED
+                self.refusal = error.message if is_refusal else ""
 
     async def invocation(self) -> invocation_pb2.Invocation:
         """Return the record of what was read."""

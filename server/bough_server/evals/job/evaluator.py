@@ -20,7 +20,7 @@ from bough_server.evals.job.case_trials import TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.job.judges import Judges
-from bough_server.evals.job.judging import score_all_metrics
+from bough_server.evals.job.judging import add_used_mocks, score_all_metrics
 from bough_server.evals.job.trial_runs import NotScorable, TrialRuns
 from bough_server.evals.metrics.scoring import build_not_evaluated_result
 from bough_server.evals.results.evaluation_verdict import compute_verdict
@@ -260,6 +260,7 @@ class LiveEvaluation:
             result = build_not_evaluated_result(
                 case, trial, error.reason, invocations=runs.invocations, unanswered=error.unanswered
             )
+            add_used_mocks(result, case, runs.invocations)
         except (ServerStopping, StorageFailed, Fenced):
             raise
         except Exception as error:

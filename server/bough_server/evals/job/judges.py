@@ -98,16 +98,16 @@ class Judges:
             *(self._answer(question, ref, used, anew=anew) for question, ref in zip(asked, refs, strict=True)),
             return_exceptions=True,
         )
-        said: list[eval_result_pb2.Judgment] = []
+        judgments: list[eval_result_pb2.Judgment] = []
         problem = ""
         for question, answer in zip(asked, answers, strict=True):
             if isinstance(answer, llm_judge.JudgeAnswer):
-                said += llm_judge.parse_judgments(metric.llm_judge, question, answer)
+                judgments += llm_judge.parse_judgments(metric.llm_judge, question, answer)
             elif isinstance(answer, ServerStopping | StorageFailed) or not isinstance(answer, CallError | RunError):
                 raise answer
             else:
                 problem = problem or f"The judge was not asked: {answer.message}"
-        return llm_judge.score(metric, said, problem=problem)
+        return llm_judge.score(metric, judgments, problem=problem)
 
     def _ref(
         self,

@@ -74,15 +74,24 @@ def _score_or_reject(
     else:
         with _match_placeholders(case, invocations, rules):
             result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
-    uses = count_mock_uses(invocations)
-    # Mocks of a run come after those of the case.
-    result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
-    result.used_agent_mocks.extend(sorted(uses.agents))
+    add_used_mocks(result, case, invocations)
     result.injected_faults.extend(
         invocation_pb2.FaultCount(index=index, count=count)
         for index, count in sorted(count_faults(invocations).items())
     )
     return result
+
+
+def add_used_mocks(
+    result: eval_result_pb2.CaseTrialResult,
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+) -> None:
+    """Set the mocks of a case that answered in a trial, whose turns these are."""
+    uses = count_mock_uses(invocations)
+    # Mocks of a run come after those of the case, and a fork of a case without mocks has those of its origin.
+    result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
+    result.used_agent_mocks.extend(sorted(index for index in uses.agents if index < len(case.mocks.agents)))
 
 
 def _match_placeholders(

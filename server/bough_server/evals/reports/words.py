@@ -152,7 +152,7 @@ def trial_text(trial: eval_result_pb2.CaseTrialResult) -> str:
 
 
 def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, earlier_reasons: Sequence[str] = ()) -> list[str]:
-    """Return why a run did not pass, without what has been `said`: its reason, its scores', its trees' differences."""
+    """Return why a run did not pass, without the `earlier_reasons`: its reason, its scores', its trees' differences."""
     shown: list[str] = []
     for text in filter(None, _sentences(trial)):
         # The reason of a score is also in that of its trial, and of its case, with other words before it.

@@ -241,6 +241,7 @@ def _describe_trials(trials: Sequence[eval_result_pb2.CaseTrialResult], total: i
 def _drop_recorded_invocation(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalTurn:
     """Return a turn without the invocation that is judged in it, which may be large and is therefore never copied."""
     return eval_set_pb2.EvalTurn(
+        id=turn.id,
         user=turn.user,
         input=turn.input if turn.HasField("input") else None,
         expect=turn.expect if turn.HasField("expect") else None,

@@ -382,7 +382,8 @@ export type ToolInvocation = Message<"bough.v1.ToolInvocation"> & {
   executedArgumentsTruncated: boolean;
 
   /**
-   * The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none.
+   * The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none, and if it
+   * answered before a fork that brings mocks, which have numbers from 0 again.
    *
    * @generated from field: optional int32 mock_index = 19;
    */
@@ -637,7 +638,8 @@ export type AgentInvocation = Message<"bough.v1.AgentInvocation"> & {
   settings?: ModelSettings | undefined;
 
   /**
-   * The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none.
+   * The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none, and if it
+   * answered before a fork that brings mocks, which have numbers from 0 again.
    *
    * @generated from field: optional int32 mock_index = 30;
    */
