@@ -211,7 +211,9 @@ type EvalSet struct {
 	// What holds for every case that does not say otherwise. At most 256 KiB, and 64 MiB by the number of cases.
 	Defaults *EvalDefaults `protobuf:"bytes,4,opt,name=defaults,proto3" json:"defaults,omitempty"`
 	// The cases, at least one.
-	Cases         []*EvalCase `protobuf:"bytes,5,rep,name=cases,proto3" json:"cases,omitempty"`
+	Cases []*EvalCase `protobuf:"bytes,5,rep,name=cases,proto3" json:"cases,omitempty"`
+	// What every case is run with, in turn, unless EvaluateRequest.matrix says something else. Unset for what the agents' definitions say.
+	Matrix        *EvalMatrix `protobuf:"bytes,6,opt,name=matrix,proto3" json:"matrix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -281,6 +283,89 @@ func (x *EvalSet) GetCases() []*EvalCase {
 	return nil
 }
 
+func (x *EvalSet) GetMatrix() *EvalMatrix {
+	if x != nil {
+		return x.Matrix
+	}
+	return nil
+}
+
+// Values of an agent's definition that are tried in every combination. A combination is a cell, named by its values, such as
+// "model=small, instruction=2"; instructions are named by their numbers, from 1. Every case is run in every cell: it is a case of the
+// result there, with the cell's name in brackets behind its id, such as "refund [model=small]", and in its label "bough/cell". A result
+// has at most 64 cells. No case may have an origin or recorded invocations, whose agents are given.
+type EvalMatrix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent whose definition is changed; empty for the evaluated agent. Unknown, or one that calls no model: INVALID_ARGUMENT.
+	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT.
+	Model []string `protobuf:"bytes,2,rep,name=model,proto3" json:"model,omitempty"`
+	// Instructions; empty for the one of the definition. The definitions of all cells have at most 1 MiB together.
+	Instruction []string `protobuf:"bytes,3,rep,name=instruction,proto3" json:"instruction,omitempty"`
+	// Sampling temperatures; empty for the one of the definition.
+	Temperature   []float64 `protobuf:"fixed64,4,rep,packed,name=temperature,proto3" json:"temperature,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvalMatrix) Reset() {
+	*x = EvalMatrix{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvalMatrix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvalMatrix) ProtoMessage() {}
+
+func (x *EvalMatrix) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvalMatrix.ProtoReflect.Descriptor instead.
+func (*EvalMatrix) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *EvalMatrix) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *EvalMatrix) GetModel() []string {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
+func (x *EvalMatrix) GetInstruction() []string {
+	if x != nil {
+		return x.Instruction
+	}
+	return nil
+}
+
+func (x *EvalMatrix) GetTemperature() []float64 {
+	if x != nil {
+		return x.Temperature
+	}
+	return nil
+}
+
 // What holds for every case of a set that does not say otherwise.
 type EvalDefaults struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -289,14 +374,17 @@ type EvalDefaults struct {
 	// How the cases are scored; see EvalCase.metrics.
 	Metrics []*EvalMetric `protobuf:"bytes,2,rep,name=metrics,proto3" json:"metrics,omitempty"`
 	// How long one run of an agent may take. Default: 10 minutes.
-	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How often a trial that crashed is run again: it begins anew, in another session, and what it came to counts. Each crash is listed in
+	// CaseTrialResult.crashed_attempts, and its usage is part of the trial's. A trial that failed is not run again. Default: 0.
+	RetryCrashed  *int32 `protobuf:"varint,4,opt,name=retry_crashed,json=retryCrashed,proto3,oneof" json:"retry_crashed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalDefaults) Reset() {
 	*x = EvalDefaults{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +396,7 @@ func (x *EvalDefaults) String() string {
 func (*EvalDefaults) ProtoMessage() {}
 
 func (x *EvalDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +409,7 @@ func (x *EvalDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalDefaults.ProtoReflect.Descriptor instead.
 func (*EvalDefaults) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EvalDefaults) GetTrials() int32 {
@@ -343,6 +431,13 @@ func (x *EvalDefaults) GetTimeout() *durationpb.Duration {
 		return x.Timeout
 	}
 	return nil
+}
+
+func (x *EvalDefaults) GetRetryCrashed() int32 {
+	if x != nil && x.RetryCrashed != nil {
+		return *x.RetryCrashed
+	}
+	return 0
 }
 
 // What a user says in a conversation, and what is expected of each answer. At most 2 MiB.
@@ -379,7 +474,7 @@ type EvalCase struct {
 
 func (x *EvalCase) Reset() {
 	*x = EvalCase{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -391,7 +486,7 @@ func (x *EvalCase) String() string {
 func (*EvalCase) ProtoMessage() {}
 
 func (x *EvalCase) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -404,7 +499,7 @@ func (x *EvalCase) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalCase.ProtoReflect.Descriptor instead.
 func (*EvalCase) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EvalCase) GetId() string {
@@ -504,7 +599,7 @@ type EvalTurn struct {
 
 func (x *EvalTurn) Reset() {
 	*x = EvalTurn{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +611,7 @@ func (x *EvalTurn) String() string {
 func (*EvalTurn) ProtoMessage() {}
 
 func (x *EvalTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +624,7 @@ func (x *EvalTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurn.ProtoReflect.Descriptor instead.
 func (*EvalTurn) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EvalTurn) GetUser() string {
@@ -585,7 +680,7 @@ type EvalExpectation struct {
 
 func (x *EvalExpectation) Reset() {
 	*x = EvalExpectation{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +692,7 @@ func (x *EvalExpectation) String() string {
 func (*EvalExpectation) ProtoMessage() {}
 
 func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +705,7 @@ func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalExpectation.ProtoReflect.Descriptor instead.
 func (*EvalExpectation) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EvalExpectation) GetAnswer() *ExpectedAnswer {
@@ -661,7 +756,7 @@ type ExpectedRun struct {
 
 func (x *ExpectedRun) Reset() {
 	*x = ExpectedRun{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +768,7 @@ func (x *ExpectedRun) String() string {
 func (*ExpectedRun) ProtoMessage() {}
 
 func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +781,7 @@ func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedRun.ProtoReflect.Descriptor instead.
 func (*ExpectedRun) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ExpectedRun) GetState() ExecutionState {
@@ -739,7 +834,7 @@ type ExpectedStateValue struct {
 
 func (x *ExpectedStateValue) Reset() {
 	*x = ExpectedStateValue{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +846,7 @@ func (x *ExpectedStateValue) String() string {
 func (*ExpectedStateValue) ProtoMessage() {}
 
 func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +859,7 @@ func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedStateValue.ProtoReflect.Descriptor instead.
 func (*ExpectedStateValue) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExpectedStateValue) GetPath() string {
@@ -801,7 +896,7 @@ type ExpectedHandoff struct {
 
 func (x *ExpectedHandoff) Reset() {
 	*x = ExpectedHandoff{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +908,7 @@ func (x *ExpectedHandoff) String() string {
 func (*ExpectedHandoff) ProtoMessage() {}
 
 func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +921,7 @@ func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedHandoff.ProtoReflect.Descriptor instead.
 func (*ExpectedHandoff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExpectedHandoff) GetFromAgent() string {
@@ -871,7 +966,7 @@ type ExpectedAnswer struct {
 
 func (x *ExpectedAnswer) Reset() {
 	*x = ExpectedAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +978,7 @@ func (x *ExpectedAnswer) String() string {
 func (*ExpectedAnswer) ProtoMessage() {}
 
 func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +991,7 @@ func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAnswer.ProtoReflect.Descriptor instead.
 func (*ExpectedAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExpectedAnswer) GetExact() string {
@@ -979,7 +1074,7 @@ type ValueMatcher struct {
 
 func (x *ValueMatcher) Reset() {
 	*x = ValueMatcher{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1086,7 @@ func (x *ValueMatcher) String() string {
 func (*ValueMatcher) ProtoMessage() {}
 
 func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1099,7 @@ func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueMatcher.ProtoReflect.Descriptor instead.
 func (*ValueMatcher) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ValueMatcher) GetExpected() isValueMatcher_Expected {
@@ -1122,7 +1217,7 @@ type ExpectedTool struct {
 
 func (x *ExpectedTool) Reset() {
 	*x = ExpectedTool{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1229,7 @@ func (x *ExpectedTool) String() string {
 func (*ExpectedTool) ProtoMessage() {}
 
 func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1242,7 @@ func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedTool.ProtoReflect.Descriptor instead.
 func (*ExpectedTool) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExpectedTool) GetName() string {
@@ -1219,7 +1314,7 @@ type EvalRepeat struct {
 
 func (x *EvalRepeat) Reset() {
 	*x = EvalRepeat{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1326,7 @@ func (x *EvalRepeat) String() string {
 func (*EvalRepeat) ProtoMessage() {}
 
 func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1339,7 @@ func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalRepeat.ProtoReflect.Descriptor instead.
 func (*EvalRepeat) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EvalRepeat) GetMin() int32 {
@@ -1292,7 +1387,7 @@ type ExpectedAgent struct {
 
 func (x *ExpectedAgent) Reset() {
 	*x = ExpectedAgent{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1399,7 @@ func (x *ExpectedAgent) String() string {
 func (*ExpectedAgent) ProtoMessage() {}
 
 func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1412,7 @@ func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAgent.ProtoReflect.Descriptor instead.
 func (*ExpectedAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExpectedAgent) GetName() string {
@@ -1412,7 +1507,7 @@ type EvalOrigin struct {
 
 func (x *EvalOrigin) Reset() {
 	*x = EvalOrigin{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1519,7 @@ func (x *EvalOrigin) String() string {
 func (*EvalOrigin) ProtoMessage() {}
 
 func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1532,7 @@ func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalOrigin.ProtoReflect.Descriptor instead.
 func (*EvalOrigin) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvalOrigin) GetRunId() string {
@@ -1483,7 +1578,7 @@ type ToolMocks struct {
 
 func (x *ToolMocks) Reset() {
 	*x = ToolMocks{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1590,7 @@ func (x *ToolMocks) String() string {
 func (*ToolMocks) ProtoMessage() {}
 
 func (x *ToolMocks) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1603,7 @@ func (x *ToolMocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMocks.ProtoReflect.Descriptor instead.
 func (*ToolMocks) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ToolMocks) GetTools() []*ToolMock {
@@ -1564,7 +1659,7 @@ type AgentMock struct {
 
 func (x *AgentMock) Reset() {
 	*x = AgentMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1671,7 @@ func (x *AgentMock) String() string {
 func (*AgentMock) ProtoMessage() {}
 
 func (x *AgentMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1684,7 @@ func (x *AgentMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMock.ProtoReflect.Descriptor instead.
 func (*AgentMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AgentMock) GetAgent() string {
@@ -1704,7 +1799,7 @@ type ToolMock struct {
 
 func (x *ToolMock) Reset() {
 	*x = ToolMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1716,7 +1811,7 @@ func (x *ToolMock) String() string {
 func (*ToolMock) ProtoMessage() {}
 
 func (x *ToolMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1729,7 +1824,7 @@ func (x *ToolMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMock.ProtoReflect.Descriptor instead.
 func (*ToolMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ToolMock) GetName() string {
@@ -1830,7 +1925,7 @@ type EvalAnswer struct {
 
 func (x *EvalAnswer) Reset() {
 	*x = EvalAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1937,7 @@ func (x *EvalAnswer) String() string {
 func (*EvalAnswer) ProtoMessage() {}
 
 func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1950,7 @@ func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAnswer.ProtoReflect.Descriptor instead.
 func (*EvalAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EvalAnswer) GetAgent() string {
@@ -1993,7 +2088,7 @@ type EvalMetric struct {
 
 func (x *EvalMetric) Reset() {
 	*x = EvalMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2100,7 @@ func (x *EvalMetric) String() string {
 func (*EvalMetric) ProtoMessage() {}
 
 func (x *EvalMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2113,7 @@ func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
 func (*EvalMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EvalMetric) GetName() string {
@@ -2168,7 +2263,7 @@ type RunOutcomeMetric struct {
 
 func (x *RunOutcomeMetric) Reset() {
 	*x = RunOutcomeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2180,7 +2275,7 @@ func (x *RunOutcomeMetric) String() string {
 func (*RunOutcomeMetric) ProtoMessage() {}
 
 func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2193,7 +2288,7 @@ func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutcomeMetric.ProtoReflect.Descriptor instead.
 func (*RunOutcomeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
 }
 
 // Kinds of agents.
@@ -2207,7 +2302,7 @@ type AgentKinds struct {
 
 func (x *AgentKinds) Reset() {
 	*x = AgentKinds{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +2314,7 @@ func (x *AgentKinds) String() string {
 func (*AgentKinds) ProtoMessage() {}
 
 func (x *AgentKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2232,7 +2327,7 @@ func (x *AgentKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKinds.ProtoReflect.Descriptor instead.
 func (*AgentKinds) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AgentKinds) GetKinds() []AgentKind {
@@ -2260,7 +2355,7 @@ type AgentTrajectoryMetric struct {
 
 func (x *AgentTrajectoryMetric) Reset() {
 	*x = AgentTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2272,7 +2367,7 @@ func (x *AgentTrajectoryMetric) String() string {
 func (*AgentTrajectoryMetric) ProtoMessage() {}
 
 func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2285,7 +2380,7 @@ func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*AgentTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AgentTrajectoryMetric) GetTransparent() *AgentKinds {
@@ -2326,7 +2421,7 @@ type ToolTrajectoryMetric struct {
 
 func (x *ToolTrajectoryMetric) Reset() {
 	*x = ToolTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2433,7 @@ func (x *ToolTrajectoryMetric) String() string {
 func (*ToolTrajectoryMetric) ProtoMessage() {}
 
 func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2446,7 @@ func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*ToolTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ToolTrajectoryMetric) GetMode() TrajectoryMode {
@@ -2389,7 +2484,7 @@ type FinalResponseMetric struct {
 
 func (x *FinalResponseMetric) Reset() {
 	*x = FinalResponseMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2496,7 @@ func (x *FinalResponseMetric) String() string {
 func (*FinalResponseMetric) ProtoMessage() {}
 
 func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2509,7 @@ func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalResponseMetric.ProtoReflect.Descriptor instead.
 func (*FinalResponseMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FinalResponseMetric) GetAgent() string {
@@ -2450,7 +2545,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2557,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2570,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -2512,7 +2607,7 @@ type JudgeRubric struct {
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2619,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2632,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -2582,7 +2677,7 @@ type LlmJudgeMetric struct {
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2689,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2702,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -2667,7 +2762,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2774,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2787,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -2713,18 +2808,27 @@ var File_bough_v1_eval_set_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\n" +
-	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
+	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xe1\x01\n" +
 	"\aEvalSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x122\n" +
 	"\bdefaults\x18\x04 \x01(\v2\x16.bough.v1.EvalDefaultsR\bdefaults\x12(\n" +
-	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\"\x9b\x01\n" +
+	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\x12,\n" +
+	"\x06matrix\x18\x06 \x01(\v2\x14.bough.v1.EvalMatrixR\x06matrix\"|\n" +
+	"\n" +
+	"EvalMatrix\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05model\x18\x02 \x03(\tR\x05model\x12 \n" +
+	"\vinstruction\x18\x03 \x03(\tR\vinstruction\x12 \n" +
+	"\vtemperature\x18\x04 \x03(\x01R\vtemperature\"\xd7\x01\n" +
 	"\fEvalDefaults\x12\x1b\n" +
 	"\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n" +
 	"\ametrics\x18\x02 \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\t\n" +
-	"\a_trials\"\x9d\x04\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12(\n" +
+	"\rretry_crashed\x18\x04 \x01(\x05H\x01R\fretryCrashed\x88\x01\x01B\t\n" +
+	"\a_trialsB\x10\n" +
+	"\x0e_retry_crashed\"\x9d\x04\n" +
 	"\bEvalCase\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x126\n" +
@@ -2951,122 +3055,124 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
 	(TrajectoryMode)(0),           // 2: bough.v1.TrajectoryMode
 	(*EvalSet)(nil),               // 3: bough.v1.EvalSet
-	(*EvalDefaults)(nil),          // 4: bough.v1.EvalDefaults
-	(*EvalCase)(nil),              // 5: bough.v1.EvalCase
-	(*EvalTurn)(nil),              // 6: bough.v1.EvalTurn
-	(*EvalExpectation)(nil),       // 7: bough.v1.EvalExpectation
-	(*ExpectedRun)(nil),           // 8: bough.v1.ExpectedRun
-	(*ExpectedStateValue)(nil),    // 9: bough.v1.ExpectedStateValue
-	(*ExpectedHandoff)(nil),       // 10: bough.v1.ExpectedHandoff
-	(*ExpectedAnswer)(nil),        // 11: bough.v1.ExpectedAnswer
-	(*ValueMatcher)(nil),          // 12: bough.v1.ValueMatcher
-	(*ExpectedTool)(nil),          // 13: bough.v1.ExpectedTool
-	(*EvalRepeat)(nil),            // 14: bough.v1.EvalRepeat
-	(*ExpectedAgent)(nil),         // 15: bough.v1.ExpectedAgent
-	(*EvalOrigin)(nil),            // 16: bough.v1.EvalOrigin
-	(*ToolMocks)(nil),             // 17: bough.v1.ToolMocks
-	(*AgentMock)(nil),             // 18: bough.v1.AgentMock
-	(*ToolMock)(nil),              // 19: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 20: bough.v1.EvalAnswer
-	(*EvalMetric)(nil),            // 21: bough.v1.EvalMetric
-	(*RunOutcomeMetric)(nil),      // 22: bough.v1.RunOutcomeMetric
-	(*AgentKinds)(nil),            // 23: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 24: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 25: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 26: bough.v1.FinalResponseMetric
-	(*BudgetMetric)(nil),          // 27: bough.v1.BudgetMetric
-	(*JudgeRubric)(nil),           // 28: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 29: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 30: bough.v1.CustomMetric
-	nil,                           // 31: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
-	(*Message)(nil),               // 33: bough.v1.Message
-	(*InvocationSource)(nil),      // 34: bough.v1.InvocationSource
-	(ExecutionState)(0),           // 35: bough.v1.ExecutionState
-	(ErrorReason)(0),              // 36: bough.v1.ErrorReason
-	(*ForkChanges)(nil),           // 37: bough.v1.ForkChanges
-	(*AgentError)(nil),            // 38: bough.v1.AgentError
-	(*ToolOutcome)(nil),           // 39: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 40: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 41: bough.v1.AgentKind
-	(*Limits)(nil),                // 42: bough.v1.Limits
-	(*ModelSettings)(nil),         // 43: bough.v1.ModelSettings
+	(*EvalMatrix)(nil),            // 4: bough.v1.EvalMatrix
+	(*EvalDefaults)(nil),          // 5: bough.v1.EvalDefaults
+	(*EvalCase)(nil),              // 6: bough.v1.EvalCase
+	(*EvalTurn)(nil),              // 7: bough.v1.EvalTurn
+	(*EvalExpectation)(nil),       // 8: bough.v1.EvalExpectation
+	(*ExpectedRun)(nil),           // 9: bough.v1.ExpectedRun
+	(*ExpectedStateValue)(nil),    // 10: bough.v1.ExpectedStateValue
+	(*ExpectedHandoff)(nil),       // 11: bough.v1.ExpectedHandoff
+	(*ExpectedAnswer)(nil),        // 12: bough.v1.ExpectedAnswer
+	(*ValueMatcher)(nil),          // 13: bough.v1.ValueMatcher
+	(*ExpectedTool)(nil),          // 14: bough.v1.ExpectedTool
+	(*EvalRepeat)(nil),            // 15: bough.v1.EvalRepeat
+	(*ExpectedAgent)(nil),         // 16: bough.v1.ExpectedAgent
+	(*EvalOrigin)(nil),            // 17: bough.v1.EvalOrigin
+	(*ToolMocks)(nil),             // 18: bough.v1.ToolMocks
+	(*AgentMock)(nil),             // 19: bough.v1.AgentMock
+	(*ToolMock)(nil),              // 20: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 21: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 22: bough.v1.EvalMetric
+	(*RunOutcomeMetric)(nil),      // 23: bough.v1.RunOutcomeMetric
+	(*AgentKinds)(nil),            // 24: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 25: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 26: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 27: bough.v1.FinalResponseMetric
+	(*BudgetMetric)(nil),          // 28: bough.v1.BudgetMetric
+	(*JudgeRubric)(nil),           // 29: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 30: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 31: bough.v1.CustomMetric
+	nil,                           // 32: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
+	(*Message)(nil),               // 34: bough.v1.Message
+	(*InvocationSource)(nil),      // 35: bough.v1.InvocationSource
+	(ExecutionState)(0),           // 36: bough.v1.ExecutionState
+	(ErrorReason)(0),              // 37: bough.v1.ErrorReason
+	(*ForkChanges)(nil),           // 38: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 39: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 40: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 41: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 42: bough.v1.AgentKind
+	(*Limits)(nil),                // 43: bough.v1.Limits
+	(*ModelSettings)(nil),         // 44: bough.v1.ModelSettings
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
-	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
-	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	21, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	32, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	31, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
-	6,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
-	16, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
-	17, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	20, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	21, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	32, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	33, // 11: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
-	7,  // 12: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	34, // 13: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
-	11, // 14: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
-	13, // 15: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
-	15, // 16: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
-	8,  // 17: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
-	35, // 18: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
-	36, // 19: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
-	9,  // 20: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
-	10, // 21: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
-	2,  // 22: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
-	12, // 23: bough.v1.ExpectedStateValue.match:type_name -> bough.v1.ValueMatcher
-	12, // 24: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
-	12, // 25: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
-	12, // 26: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	35, // 27: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
-	14, // 28: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
-	15, // 29: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
-	0,  // 30: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
-	1,  // 31: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
-	13, // 32: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
-	2,  // 33: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	35, // 34: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
-	12, // 35: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
-	37, // 36: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	19, // 37: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	18, // 38: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
-	12, // 39: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
-	33, // 40: bough.v1.AgentMock.message:type_name -> bough.v1.Message
-	38, // 41: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
-	12, // 42: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	39, // 43: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	40, // 44: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	39, // 45: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	24, // 46: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	25, // 47: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	26, // 48: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	27, // 49: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	29, // 50: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	30, // 51: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
-	22, // 52: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
-	41, // 53: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	23, // 54: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 55: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 56: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 57: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	13, // 58: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	11, // 59: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	42, // 60: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	28, // 61: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	43, // 62: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	63, // [63:63] is the sub-list for method output_type
-	63, // [63:63] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	5,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
+	6,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
+	4,  // 2: bough.v1.EvalSet.matrix:type_name -> bough.v1.EvalMatrix
+	22, // 3: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	33, // 4: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	32, // 5: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	7,  // 6: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
+	17, // 7: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
+	18, // 8: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
+	21, // 9: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	22, // 10: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	33, // 11: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	34, // 12: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	8,  // 13: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
+	35, // 14: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	12, // 15: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
+	14, // 16: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
+	16, // 17: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
+	9,  // 18: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
+	36, // 19: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
+	37, // 20: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
+	10, // 21: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
+	11, // 22: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
+	2,  // 23: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
+	13, // 24: bough.v1.ExpectedStateValue.match:type_name -> bough.v1.ValueMatcher
+	13, // 25: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
+	13, // 26: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
+	13, // 27: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
+	36, // 28: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
+	15, // 29: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
+	16, // 30: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
+	0,  // 31: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
+	1,  // 32: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
+	14, // 33: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
+	2,  // 34: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
+	36, // 35: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
+	13, // 36: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
+	38, // 37: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	20, // 38: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	19, // 39: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
+	13, // 40: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
+	34, // 41: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	39, // 42: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	13, // 43: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	40, // 44: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	41, // 45: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	40, // 46: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	25, // 47: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	26, // 48: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	27, // 49: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	28, // 50: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	30, // 51: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	31, // 52: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	23, // 53: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
+	42, // 54: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	24, // 55: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 56: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 57: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 58: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	14, // 59: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	12, // 60: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	43, // 61: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	29, // 62: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	44, // 63: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	64, // [64:64] is the sub-list for method output_type
+	64, // [64:64] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -3082,35 +3188,35 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_message_proto_init()
 	file_bough_v1_model_proto_init()
 	file_bough_v1_policy_proto_init()
-	file_bough_v1_eval_set_proto_msgTypes[1].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[2].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[8].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[3].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{
 		(*ValueMatcher_EqualsJson)(nil),
 		(*ValueMatcher_SubsetJson)(nil),
 		(*ValueMatcher_Regex)(nil),
 		(*ValueMatcher_SchemaJson)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[14].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
 		(*AgentMock_Message)(nil),
 		(*AgentMock_Error)(nil),
 		(*AgentMock_Text)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
 		(*EvalAnswer_Approval)(nil),
 		(*EvalAnswer_ValueJson)(nil),
 		(*EvalAnswer_ToolOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{
 		(*EvalMetric_AgentTrajectory)(nil),
 		(*EvalMetric_ToolTrajectory)(nil),
 		(*EvalMetric_FinalResponse)(nil),
@@ -3119,15 +3225,15 @@ func file_bough_v1_eval_set_proto_init() {
 		(*EvalMetric_Custom)(nil),
 		(*EvalMetric_RunOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[24].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[26].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[25].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -34,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzIq0DCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzIp8BCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlEgoKAmlkGAUgASgJIq8BCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIiCgNydW4YBCABKAsyFS5ib3VnaC52MS5FeHBlY3RlZFJ1biLwAQoLRXhwZWN0ZWRSdW4SJwoFc3RhdGUYASABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIlCgZyZWFzb24YAiABKA4yFS5ib3VnaC52MS5FcnJvclJlYXNvbhIzCg1zZXNzaW9uX3N0YXRlGAMgAygLMhwuYm91Z2gudjEuRXhwZWN0ZWRTdGF0ZVZhbHVlEisKCGhhbmRvZmZzGAQgAygLMhkuYm91Z2gudjEuRXhwZWN0ZWRIYW5kb2ZmEi8KDWhhbmRvZmZzX21vZGUYBSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJZChJFeHBlY3RlZFN0YXRlVmFsdWUSDAoEcGF0aBgBIAEoCRIlCgVtYXRjaBgCIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIOCgZhYnNlbnQYAyABKAgiNwoPRXhwZWN0ZWRIYW5kb2ZmEhIKCmZyb21fYWdlbnQYASABKAkSEAoIdG9fYWdlbnQYAiABKAki/AEKDkV4cGVjdGVkQW5zd2VyEhIKBWV4YWN0GAEgASgJSACIAQESEAoIY29udGFpbnMYAiADKAkSEAoIZXhjbHVkZXMYAyADKAkSDQoFcmVnZXgYBCABKAkSJAoEanNvbhgFIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtpZ25vcmVfY2FzZRgGIAEoCBIbCg5taW5fY2hhcmFjdGVycxgHIAEoBUgBiAEBEhsKDm1heF9jaGFyYWN0ZXJzGAggASgFSAKIAQFCCAoGX2V4YWN0QhEKD19taW5fY2hhcmFjdGVyc0IRCg9fbWF4X2NoYXJhY3RlcnMimgEKDFZhbHVlTWF0Y2hlchIVCgtlcXVhbHNfanNvbhgBIAEoCUgAEhUKC3N1YnNldF9qc29uGAIgASgJSAASDwoFcmVnZXgYAyABKAlIABIVCgtzY2hlbWFfanNvbhgEIAEoCUgAEg4KBmlnbm9yZRgFIAMoCRIYChBudW1iZXJfdG9sZXJhbmNlGAYgASgBQgoKCGV4cGVjdGVkIv8BCgxFeHBlY3RlZFRvb2wSDAoEbmFtZRgBIAEoCRIWCg5hcmd1bWVudHNfanNvbhgCIAEoCRIvCg9hcmd1bWVudHNfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEwoLcmVzdWx0X2pzb24YBCABKAkSLAoMcmVzdWx0X21hdGNoGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhIKCm5hbWVfcmVnZXgYBiABKAkSEAoDbnRoGAcgASgFSACIAQESJwoFc3RhdGUYCCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZUIGCgRfbnRoIkAKCkV2YWxSZXBlYXQSEAoDbWluGAEgASgFSACIAQESEAoDbWF4GAIgASgFSAGIAQFCBgoEX21pbkIGCgRfbWF4IpcDCg1FeHBlY3RlZEFnZW50EgwKBG5hbWUYASABKAkSEAoIb3B0aW9uYWwYAiABKAgSJAoGcmVwZWF0GAMgASgLMhQuYm91Z2gudjEuRXZhbFJlcGVhdBIpCghjaGlsZHJlbhgEIAMoCzIXLmJvdWdoLnYxLkV4cGVjdGVkQWdlbnQSKwoOY2hpbGRyZW5fb3JkZXIYBSABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISKgoFZXh0cmEYBiABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeRIRCglmb3JiaWRkZW4YByADKAkSJQoFdG9vbHMYCCADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSLAoKdG9vbHNfbW9kZRgJIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEicKBXN0YXRlGAogASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSKwoLaW5wdXRfbWF0Y2gYCyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXIiXAoKRXZhbE9yaWdpbhIOCgZydW5faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSJgoHY2hhbmdlcxgDIAEoCzIVLmJvdWdoLnYxLkZvcmtDaGFuZ2VzIoMBCglUb29sTW9ja3MSIQoFdG9vbHMYASADKAsyEi5ib3VnaC52MS5Ub29sTW9jaxIOCgZydW5faWQYAiABKAkSEwoGc3RyaWN0GAMgASgISACIAQESIwoGYWdlbnRzGAQgAygLMhMuYm91Z2gudjEuQWdlbnRNb2NrQgkKB19zdHJpY3Qi3AEKCUFnZW50TW9jaxINCgVhZ2VudBgBIAEoCRIOCgZjYWxsZXIYAiABKAkSKwoLaW5wdXRfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoFdGltZXMYBCABKAVIAYgBARIkCgdtZXNzYWdlGAUgASgLMhEuYm91Z2gudjEuTWVzc2FnZUgAEiUKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgAEg4KBHRleHQYByABKAlIAEIICgZhbnN3ZXJCCAoGX3RpbWVzIsEBCghUb29sTW9jaxIMCgRuYW1lGAEgASgJEg0KBWFnZW50GAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIVCgtyZXN1bHRfanNvbhgEIAEoCUgAEigKB291dGNvbWUYBSABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgAEhIKBXRpbWVzGAYgASgFSAGIAQFCCAoGYW5zd2VyQggKBl90aW1lcyLHAQoKRXZhbEFuc3dlchINCgVhZ2VudBgBIAEoCRIOCgR0b29sGAIgASgJSAASEgoIcXVlc3Rpb24YAyABKAlIABIuCghhcHByb3ZhbBgEIAEoCzIaLmJvdWdoLnYxLkFwcHJvdmFsRGVjaXNpb25IARIUCgp2YWx1ZV9qc29uGAUgASgJSAESLQoMdG9vbF9vdXRjb21lGAYgASgLMhUuYm91Z2gudjEuVG9vbE91dGNvbWVIAUIHCgVhYm91dEIICgZhbnN3ZXIirwMKCkV2YWxNZXRyaWMSDAoEbmFtZRgBIAEoCRIWCgl0aHJlc2hvbGQYAiABKAFIAYgBARI7ChBhZ2VudF90cmFqZWN0b3J5GAMgASgLMh8uYm91Z2gudjEuQWdlbnRUcmFqZWN0b3J5TWV0cmljSAASOQoPdG9vbF90cmFqZWN0b3J5GAQgASgLMh4uYm91Z2gudjEuVG9vbFRyYWplY3RvcnlNZXRyaWNIABI3Cg5maW5hbF9yZXNwb25zZRgFIAEoCzIdLmJvdWdoLnYxLkZpbmFsUmVzcG9uc2VNZXRyaWNIABIoCgZidWRnZXQYBiABKAsyFi5ib3VnaC52MS5CdWRnZXRNZXRyaWNIABItCglsbG1fanVkZ2UYByABKAsyGC5ib3VnaC52MS5MbG1KdWRnZU1ldHJpY0gAEigKBmN1c3RvbRgIIAEoCzIWLmJvdWdoLnYxLkN1c3RvbU1ldHJpY0gAEjEKC3J1bl9vdXRjb21lGAkgASgLMhouYm91Z2gudjEuUnVuT3V0Y29tZU1ldHJpY0gAQgYKBGtpbmRCDAoKX3RocmVzaG9sZCISChBSdW5PdXRjb21lTWV0cmljIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiJwoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSK1AQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAhCCgoIX3NhbXBsZXMiMQoMQ3VzdG9tTWV0cmljEgwKBG5hbWUYASABKAkSEwoLY29uZmlnX2pzb24YAiABKAkqWQoJRXZhbE9yZGVyEhoKFkVWQUxfT1JERVJfVU5TUEVDSUZJRUQQABIYChRFVkFMX09SREVSX1VOT1JERVJFRBABEhYKEkVWQUxfT1JERVJfT1JERVJFRBACKncKEUV4dHJhQWdlbnRzUG9saWN5EiMKH0VYVFJBX0FHRU5UU19QT0xJQ1lfVU5TUEVDSUZJRUQQABIeChpFWFRSQV9BR0VOVFNfUE9MSUNZX1JFRlVTRRABEh0KGUVYVFJBX0FHRU5UU19QT0xJQ1lfQUxMT1cQAirDAQoOVHJhamVjdG9yeU1vZGUSHwobVFJBSkVDVE9SWV9NT0RFX1VOU1BFQ0lGSUVEEAASGQoVVFJBSkVDVE9SWV9NT0RFX0VYQUNUEAESHAoYVFJBSkVDVE9SWV9NT0RFX0lOX09SREVSEAISHQoZVFJBSkVDVE9SWV9NT0RFX0FOWV9PUkRFUhADEhwKGFRSQUpFQ1RPUllfTU9ERV9TVVBFUlNFVBAEEhoKFlRSQUpFQ1RPUllfTU9ERV9TVUJTRVQQBUJWCgxkZXYuYm91Z2gudjFCDEV2YWxTZXRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEirgEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlEiQKBm1hdHJpeBgGIAEoCzIULmJvdWdoLnYxLkV2YWxNYXRyaXgiVAoKRXZhbE1hdHJpeBINCgVhZ2VudBgBIAEoCRINCgVtb2RlbBgCIAMoCRITCgtpbnN0cnVjdGlvbhgDIAMoCRITCgt0ZW1wZXJhdHVyZRgEIAMoASKvAQoMRXZhbERlZmF1bHRzEhMKBnRyaWFscxgBIAEoBUgAiAEBEiUKB21ldHJpY3MYAiADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEioKB3RpbWVvdXQYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGgoNcmV0cnlfY3Jhc2hlZBgEIAEoBUgBiAEBQgkKB190cmlhbHNCEAoOX3JldHJ5X2NyYXNoZWQirQMKCEV2YWxDYXNlEgoKAmlkGAEgASgJEhMKC2Rlc2NyaXB0aW9uGAIgASgJEi4KBmxhYmVscxgDIAMoCzIeLmJvdWdoLnYxLkV2YWxDYXNlLkxhYmVsc0VudHJ5EiEKBXR1cm5zGAQgAygLMhIuYm91Z2gudjEuRXZhbFR1cm4SGgoSc2Vzc2lvbl9zdGF0ZV9qc29uGAUgASgJEiQKBm9yaWdpbhgGIAEoCzIULmJvdWdoLnYxLkV2YWxPcmlnaW4SIgoFbW9ja3MYByABKAsyEy5ib3VnaC52MS5Ub29sTW9ja3MSJQoHYW5zd2VycxgIIAMoCzIULmJvdWdoLnYxLkV2YWxBbnN3ZXISJQoHbWV0cmljcxgJIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSEwoGdHJpYWxzGAogASgFSACIAQESKgoHdGltZW91dBgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgkKB190cmlhbHMinwEKCEV2YWxUdXJuEgwKBHVzZXIYASABKAkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEikKBmV4cGVjdBgDIAEoCzIZLmJvdWdoLnYxLkV2YWxFeHBlY3RhdGlvbhIsCghyZWNvcmRlZBgEIAEoCzIaLmJvdWdoLnYxLkludm9jYXRpb25Tb3VyY2USCgoCaWQYBSABKAkirwEKD0V2YWxFeHBlY3RhdGlvbhIoCgZhbnN3ZXIYASABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlchIlCgV0b29scxgCIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBInCgZhZ2VudHMYAyADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EiIKA3J1bhgEIAEoCzIVLmJvdWdoLnYxLkV4cGVjdGVkUnVuIvABCgtFeHBlY3RlZFJ1bhInCgVzdGF0ZRgBIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiUKBnJlYXNvbhgCIAEoDjIVLmJvdWdoLnYxLkVycm9yUmVhc29uEjMKDXNlc3Npb25fc3RhdGUYAyADKAsyHC5ib3VnaC52MS5FeHBlY3RlZFN0YXRlVmFsdWUSKwoIaGFuZG9mZnMYBCADKAsyGS5ib3VnaC52MS5FeHBlY3RlZEhhbmRvZmYSLwoNaGFuZG9mZnNfbW9kZRgFIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlIlkKEkV4cGVjdGVkU3RhdGVWYWx1ZRIMCgRwYXRoGAEgASgJEiUKBW1hdGNoGAIgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEg4KBmFic2VudBgDIAEoCCI3Cg9FeHBlY3RlZEhhbmRvZmYSEgoKZnJvbV9hZ2VudBgBIAEoCRIQCgh0b19hZ2VudBgCIAEoCSL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQi/wEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCRIQCgNudGgYByABKAVIAIgBARInCgVzdGF0ZRgIIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlQgYKBF9udGgiQAoKRXZhbFJlcGVhdBIQCgNtaW4YASABKAVIAIgBARIQCgNtYXgYAiABKAVIAYgBAUIGCgRfbWluQgYKBF9tYXgilwMKDUV4cGVjdGVkQWdlbnQSDAoEbmFtZRgBIAEoCRIQCghvcHRpb25hbBgCIAEoCBIkCgZyZXBlYXQYAyABKAsyFC5ib3VnaC52MS5FdmFsUmVwZWF0EikKCGNoaWxkcmVuGAQgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIrCg5jaGlsZHJlbl9vcmRlchgFIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIqCgVleHRyYRgGIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5EhEKCWZvcmJpZGRlbhgHIAMoCRIlCgV0b29scxgIIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBIsCgp0b29sc19tb2RlGAkgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSJwoFc3RhdGUYCiABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIrCgtpbnB1dF9tYXRjaBgLIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlciJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMigwEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2tCCQoHX3N0cmljdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciKvAwoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSAASMQoLcnVuX291dGNvbWUYCSABKAsyGi5ib3VnaC52MS5SdW5PdXRjb21lTWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIhIKEFJ1bk91dGNvbWVNZXRyaWMiMAoKQWdlbnRLaW5kcxIiCgVraW5kcxgBIAMoDjITLmJvdWdoLnYxLkFnZW50S2luZCKeAQoVQWdlbnRUcmFqZWN0b3J5TWV0cmljEikKC3RyYW5zcGFyZW50GAEgASgLMhQuYm91Z2gudjEuQWdlbnRLaW5kcxIoCgtyb290c19vcmRlchgCIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIwCgtleHRyYV9yb290cxgDIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5InQKFFRvb2xUcmFqZWN0b3J5TWV0cmljEiYKBG1vZGUYASABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZRINCgVhZ2VudBgCIAEoCRIlCgV0b29scxgDIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbCJOChNGaW5hbFJlc3BvbnNlTWV0cmljEg0KBWFnZW50GAEgASgJEigKBmFuc3dlchgCIAEoCzIYLmJvdWdoLnYxLkV4cGVjdGVkQW5zd2VyIl8KDEJ1ZGdldE1ldHJpYxINCgVhZ2VudBgBIAEoCRIgCgZsaW1pdHMYAiABKAsyEC5ib3VnaC52MS5MaW1pdHMSEwoGZXJyb3JzGAMgASgFSACIAQFCCQoHX2Vycm9ycyInCgtKdWRnZVJ1YnJpYxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJIrUBCg5MbG1KdWRnZU1ldHJpYxINCgVtb2RlbBgBIAEoCRImCgdydWJyaWNzGAIgAygLMhUuYm91Z2gudjEuSnVkZ2VSdWJyaWMSEAoIdGVtcGxhdGUYAyABKAkSFAoHc2FtcGxlcxgEIAEoBUgAiAEBEikKCHNldHRpbmdzGAUgASgLMhcuYm91Z2gudjEuTW9kZWxTZXR0aW5ncxINCgVmcmVzaBgGIAEoCEIKCghfc2FtcGxlcyIxCgxDdXN0b21NZXRyaWMSDAoEbmFtZRgBIAEoCRITCgtjb25maWdfanNvbhgCIAEoCSpZCglFdmFsT3JkZXISGgoWRVZBTF9PUkRFUl9VTlNQRUNJRklFRBAAEhgKFEVWQUxfT1JERVJfVU5PUkRFUkVEEAESFgoSRVZBTF9PUkRFUl9PUkRFUkVEEAIqdwoRRXh0cmFBZ2VudHNQb2xpY3kSIwofRVhUUkFfQUdFTlRTX1BPTElDWV9VTlNQRUNJRklFRBAAEh4KGkVYVFJBX0FHRU5UU19QT0xJQ1lfUkVGVVNFEAESHQoZRVhUUkFfQUdFTlRTX1BPTElDWV9BTExPVxACKsMBCg5UcmFqZWN0b3J5TW9kZRIfChtUUkFKRUNUT1JZX01PREVfVU5TUEVDSUZJRUQQABIZChVUUkFKRUNUT1JZX01PREVfRVhBQ1QQARIcChhUUkFKRUNUT1JZX01PREVfSU5fT1JERVIQAhIdChlUUkFKRUNUT1JZX01PREVfQU5ZX09SREVSEAMSHAoYVFJBSkVDVE9SWV9NT0RFX1NVUEVSU0VUEAQSGgoWVFJBSkVDVE9SWV9NT0RFX1NVQlNFVBAFQlYKDGRldi5ib3VnaC52MUIMRXZhbFNldFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -76,6 +76,13 @@ export type EvalSet = Message<"bough.v1.EvalSet"> & {
    * @generated from field: repeated bough.v1.EvalCase cases = 5;
    */
   cases: EvalCase[];
+
+  /**
+   * What every case is run with, in turn, unless EvaluateRequest.matrix says something else. Unset for what the agents' definitions say.
+   *
+   * @generated from field: bough.v1.EvalMatrix matrix = 6;
+   */
+  matrix?: EvalMatrix | undefined;
 };
 
 /**
@@ -84,6 +91,51 @@ export type EvalSet = Message<"bough.v1.EvalSet"> & {
  */
 export const EvalSetSchema: GenMessage<EvalSet> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 0);
+
+/**
+ * Values of an agent's definition that are tried in every combination. A combination is a cell, named by its values, such as
+ * "model=small, instruction=2"; instructions are named by their numbers, from 1. Every case is run in every cell: it is a case of the
+ * result there, with the cell's name in brackets behind its id, such as "refund [model=small]", and in its label "bough/cell". A result
+ * has at most 64 cells. No case may have an origin or recorded invocations, whose agents are given.
+ *
+ * @generated from message bough.v1.EvalMatrix
+ */
+export type EvalMatrix = Message<"bough.v1.EvalMatrix"> & {
+  /**
+   * The agent whose definition is changed; empty for the evaluated agent. Unknown, or one that calls no model: INVALID_ARGUMENT.
+   *
+   * @generated from field: string agent = 1;
+   */
+  agent: string;
+
+  /**
+   * Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT.
+   *
+   * @generated from field: repeated string model = 2;
+   */
+  model: string[];
+
+  /**
+   * Instructions; empty for the one of the definition. The definitions of all cells have at most 1 MiB together.
+   *
+   * @generated from field: repeated string instruction = 3;
+   */
+  instruction: string[];
+
+  /**
+   * Sampling temperatures; empty for the one of the definition.
+   *
+   * @generated from field: repeated double temperature = 4;
+   */
+  temperature: number[];
+};
+
+/**
+ * Describes the message bough.v1.EvalMatrix.
+ * Use `create(EvalMatrixSchema)` to create a new message.
+ */
+export const EvalMatrixSchema: GenMessage<EvalMatrix> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 1);
 
 /**
  * What holds for every case of a set that does not say otherwise.
@@ -111,6 +163,14 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
    * @generated from field: google.protobuf.Duration timeout = 3;
    */
   timeout?: Duration | undefined;
+
+  /**
+   * How often a trial that crashed is run again: it begins anew, in another session, and what it came to counts. Each crash is listed in
+   * CaseTrialResult.crashed_attempts, and its usage is part of the trial's. A trial that failed is not run again. Default: 0.
+   *
+   * @generated from field: optional int32 retry_crashed = 4;
+   */
+  retryCrashed?: number | undefined;
 };
 
 /**
@@ -118,7 +178,7 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
  * Use `create(EvalDefaultsSchema)` to create a new message.
  */
 export const EvalDefaultsSchema: GenMessage<EvalDefaults> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 1);
+  messageDesc(file_bough_v1_eval_set, 2);
 
 /**
  * What a user says in a conversation, and what is expected of each answer. At most 2 MiB.
@@ -212,7 +272,7 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
  * Use `create(EvalCaseSchema)` to create a new message.
  */
 export const EvalCaseSchema: GenMessage<EvalCase> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 2);
+  messageDesc(file_bough_v1_eval_set, 3);
 
 /**
  * What the user says once, and what is expected of the run that answers.
@@ -262,7 +322,7 @@ export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
  * Use `create(EvalTurnSchema)` to create a new message.
  */
 export const EvalTurnSchema: GenMessage<EvalTurn> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 3);
+  messageDesc(file_bough_v1_eval_set, 4);
 
 /**
  * What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
@@ -305,7 +365,7 @@ export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
  * Use `create(EvalExpectationSchema)` to create a new message.
  */
 export const EvalExpectationSchema: GenMessage<EvalExpectation> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 4);
+  messageDesc(file_bough_v1_eval_set, 5);
 
 /**
  * How a run is expected to end. Every condition that does not hold is named.
@@ -355,7 +415,7 @@ export type ExpectedRun = Message<"bough.v1.ExpectedRun"> & {
  * Use `create(ExpectedRunSchema)` to create a new message.
  */
 export const ExpectedRunSchema: GenMessage<ExpectedRun> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 5);
+  messageDesc(file_bough_v1_eval_set, 6);
 
 /**
  * One of a session's values.
@@ -390,7 +450,7 @@ export type ExpectedStateValue = Message<"bough.v1.ExpectedStateValue"> & {
  * Use `create(ExpectedStateValueSchema)` to create a new message.
  */
 export const ExpectedStateValueSchema: GenMessage<ExpectedStateValue> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 6);
+  messageDesc(file_bough_v1_eval_set, 7);
 
 /**
  * A transfer from one agent to another.
@@ -418,7 +478,7 @@ export type ExpectedHandoff = Message<"bough.v1.ExpectedHandoff"> & {
  * Use `create(ExpectedHandoffSchema)` to create a new message.
  */
 export const ExpectedHandoffSchema: GenMessage<ExpectedHandoff> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 7);
+  messageDesc(file_bough_v1_eval_set, 8);
 
 /**
  * What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
@@ -491,7 +551,7 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
  * Use `create(ExpectedAnswerSchema)` to create a new message.
  */
 export const ExpectedAnswerSchema: GenMessage<ExpectedAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 8);
+  messageDesc(file_bough_v1_eval_set, 9);
 
 /**
  * How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
@@ -560,7 +620,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
  * Use `create(ValueMatcherSchema)` to create a new message.
  */
 export const ValueMatcherSchema: GenMessage<ValueMatcher> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 9);
+  messageDesc(file_bough_v1_eval_set, 10);
 
 /**
  * A tool call that is expected.
@@ -631,7 +691,7 @@ export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
  * Use `create(ExpectedToolSchema)` to create a new message.
  */
 export const ExpectedToolSchema: GenMessage<ExpectedTool> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 10);
+  messageDesc(file_bough_v1_eval_set, 11);
 
 /**
  * How often something is expected.
@@ -659,7 +719,7 @@ export type EvalRepeat = Message<"bough.v1.EvalRepeat"> & {
  * Use `create(EvalRepeatSchema)` to create a new message.
  */
 export const EvalRepeatSchema: GenMessage<EvalRepeat> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 11);
+  messageDesc(file_bough_v1_eval_set, 12);
 
 /**
  * An agent that is expected in the tree, with the agents that it calls.
@@ -750,7 +810,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
  * Use `create(ExpectedAgentSchema)` to create a new message.
  */
 export const ExpectedAgentSchema: GenMessage<ExpectedAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 12);
+  messageDesc(file_bough_v1_eval_set, 13);
 
 /**
  * Where a case begins.
@@ -785,7 +845,7 @@ export type EvalOrigin = Message<"bough.v1.EvalOrigin"> & {
  * Use `create(EvalOriginSchema)` to create a new message.
  */
 export const EvalOriginSchema: GenMessage<EvalOrigin> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 13);
+  messageDesc(file_bough_v1_eval_set, 14);
 
 /**
  * What tools answer in a run instead of being run, those that the client runs included. The first mock that matches a call answers
@@ -832,7 +892,7 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
  * Use `create(ToolMocksSchema)` to create a new message.
  */
 export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 14);
+  messageDesc(file_bough_v1_eval_set, 15);
 
 /**
  * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
@@ -905,7 +965,7 @@ export type AgentMock = Message<"bough.v1.AgentMock"> & {
  * Use `create(AgentMockSchema)` to create a new message.
  */
 export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 15);
+  messageDesc(file_bough_v1_eval_set, 16);
 
 /**
  * An answer to calls of a tool.
@@ -971,7 +1031,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -1048,7 +1108,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 18);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -1139,7 +1199,7 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 19);
 
 /**
  * Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
@@ -1155,7 +1215,7 @@ export type RunOutcomeMetric = Message<"bough.v1.RunOutcomeMetric"> & {
  * Use `create(RunOutcomeMetricSchema)` to create a new message.
  */
 export const RunOutcomeMetricSchema: GenMessage<RunOutcomeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * Kinds of agents.
@@ -1176,7 +1236,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -1214,7 +1274,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -1251,7 +1311,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1280,7 +1340,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 23);
+  messageDesc(file_bough_v1_eval_set, 24);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1319,7 +1379,7 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 24);
+  messageDesc(file_bough_v1_eval_set, 25);
 
 /**
  * A question that a judge answers by yes or no.
@@ -1347,7 +1407,7 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 25);
+  messageDesc(file_bough_v1_eval_set, 26);
 
 /**
  * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
@@ -1410,7 +1470,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 26);
+  messageDesc(file_bough_v1_eval_set, 27);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1440,7 +1500,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 27);
+  messageDesc(file_bough_v1_eval_set, 28);
 
 /**
  * Whether order counts.
