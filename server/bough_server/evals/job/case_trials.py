@@ -87,10 +87,13 @@ class CaseTrial:
     evaluation_id: str
     case_id: str
     trial: int
+    attempt: int = 0
+    """How often the trial crashed before and began anew."""
 
     def _digest(self) -> str:
         # The case's id may be longer than a request id, and have characters that one may not have.
-        return hashlib.sha256(f"{self.case_id}\0{self.trial}".encode()).hexdigest()[:24]
+        attempt = f"\0{self.attempt}" if self.attempt else ""
+        return hashlib.sha256(f"{self.case_id}\0{self.trial}{attempt}".encode()).hexdigest()[:24]
 
     @property
     def session_id(self) -> str:
@@ -110,6 +113,7 @@ class CaseTrial:
             trial=self.trial,
             turn=turn,
             role=evaluation_ref_pb2.EVALUATION_ROLE_TURN,
+            attempt=self.attempt,
         )
 
 
@@ -132,9 +136,10 @@ class TrialRunner:
         self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
 
-    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
+    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0) -> CaseTrial:
         """Return the trial of a planned case that has this number."""
-        return CaseTrial(evaluation_id=self._evaluation_id, case_id=planned.eval_case.id, trial=trial)
+        case_id = planned.eval_case.id
+        return CaseTrial(evaluation_id=self._evaluation_id, case_id=case_id, trial=trial, attempt=attempt)
 
     async def read_recorded_turns(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
         """Return the records that a case has instead of runs.
@@ -152,13 +157,15 @@ class TrialRunner:
         except CallError as error:
             raise NotScorable(f"A recorded run cannot be read: {error.message}") from None
 
-    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> list[invocation_pb2.Invocation]:
+    async def run(
+        self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0
+    ) -> list[invocation_pb2.Invocation]:
         """Run the turns of a case up to the first that fails, and return the record of each.
 
         Turns that were run before, by this process or an earlier one, are not run again. Once the evaluation is
         cancelled no further turn begins. Raises NotScorable, ServerStopping and StorageFailed.
         """
-        case, named = planned.eval_case, self.build_trial(planned, trial)
+        case, named = planned.eval_case, self.build_trial(planned, trial, attempt=attempt)
         mocks = await self._mocks(case)
         invocations: list[invocation_pb2.Invocation] = []
         session_id = ""
