@@ -15,8 +15,8 @@ from bough_server.evals.reports.words import (
     change_reasons,
     comparison_sentences,
     comparison_text,
-    gate_text,
     incomplete_text,
+    measured_text,
     pass_rate_text,
     rate_text,
     rates_text,
@@ -93,8 +93,8 @@ def _cell_lines(result: eval_result_pb2.EvalResult, width: int) -> Iterator[Text
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
     line = Text(f"{verdict_text(gate.verdict):10}  ", style=_STYLES.get(gate.verdict, ""))
     line.append(f"gate {gate.gate}", style="default")
-    if gate.HasField("value"):
-        line.append(f"  is {gate.value:.4g}{one_line(gate_text(gate))}", style="dim")
+    if measured := measured_text(gate):
+        line.append(f"  is {one_line(measured)}", style="dim")
     if gate.reason:
         line.append(f"  {one_line(gate.reason)}", style="dim")
     return truncate_line(line, width)

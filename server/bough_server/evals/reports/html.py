@@ -16,9 +16,9 @@ from bough_server.evals.reports.words import (
     comparison_sentences,
     comparison_text,
     describe_unused_mocks,
-    gate_text,
     incomplete_text,
     means_texts,
+    measured_text,
     pass_rate_text,
     rate_text,
     rates_text,
@@ -212,8 +212,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
 
 
 def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
-    value = f"{gate.value:.4g}{gate_text(gate)}" if gate.HasField("value") else ""
-    verdict = verdict_text(gate.verdict)
+    verdict, value = verdict_text(gate.verdict), measured_text(gate)
     return GateRow(gate=gate.gate, verdict=verdict, style=_style(gate.verdict), value=value, reason=gate.reason)
 
 

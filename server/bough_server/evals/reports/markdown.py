@@ -15,9 +15,9 @@ from bough_server.evals.reports.words import (
     comparison_sentences,
     comparison_text,
     cost_text,
-    gate_text,
     incomplete_text,
     means_texts,
+    measured_text,
     pass_rate_text,
     rate_text,
     rates_text,
@@ -106,9 +106,9 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
 
 def _gates(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     for gate in result.gates:
-        value = f": {gate.value:.4g}" if gate.HasField("value") else ""
+        value = f": {_plain(measured)}" if (measured := measured_text(gate)) else ""
         reason = f" ({_plain(gate.reason)})" if gate.reason else ""
-        yield f"- {verdict_text(gate.verdict)}: {_plain(gate.gate)}{value}{_plain(gate_text(gate))}{reason}"
+        yield f"- {verdict_text(gate.verdict)}: {_plain(gate.gate)}{value}{reason}"
 
 
 def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[str]:

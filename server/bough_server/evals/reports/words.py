@@ -156,9 +156,12 @@ def pass_rate_text(totals: eval_result_pb2.EvalTotals) -> str:
     return f"{totals.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})"
 
 
-def gate_text(gate: eval_result_pb2.GateResult) -> str:
-    """Return the cell in which a gate was measured, if it does not name it; empty without a matrix."""
-    return f" in {gate.cell}" if gate.cell and not gate.gate.endswith(gate.cell) else ""
+def measured_text(gate: eval_result_pb2.GateResult) -> str:
+    """Return the value of a gate's number, with its cell if the gate does not name it; empty without a value."""
+    if not gate.HasField("value"):
+        return ""
+    place = f" in {gate.cell}" if gate.cell and not gate.gate.endswith(gate.cell) else ""
+    return f"{gate.value:.4g}{place}"
 
 
 def means_texts(totals: eval_result_pb2.EvalTotals) -> list[str]:
