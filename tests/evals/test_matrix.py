@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from bough.v1 import agent_pb2, eval_result_pb2, eval_set_pb2, evaluation_pb2
+from bough_server.cli.eval.request import matrix_of
 from bough_server.cli.render.evaluations import result_lines
 from bough_server.evals.reports.html import html_page
 from bough_server.evals.reports.junit import junit_text
@@ -252,6 +253,15 @@ async def test_a_matrix_goes_on_at_the_next_server_and_runs_every_trial_of_every
         (f"c{n} [model={model}]", trial) for n in range(2) for model in ("small", "large") for trial in range(2)
     )
     assert [cell.totals.pass_rate for cell in result.cells] == [0, 1]
+
+
+def test_options_of_the_command_line_name_the_axes(tmp_path: Path) -> None:
+    (tmp_path / "curt.txt").write_text("Be curt.")
+    options = ["model=small, large", "temperature=0,0.5", f"instruction=@{tmp_path}/curt.txt", "instruction=a=b, c"]
+    assert matrix_of([*options, "agent=speaker"]) == matrix(
+        agent="speaker", model=["small", "large"], temperature=[0, 0.5], instruction=["Be curt.", "a=b, c"]
+    )
+    assert matrix_of([]) is None
 
 
 def counted(*cells: tuple[int, int]) -> list[eval_result_pb2.CellResult]:
