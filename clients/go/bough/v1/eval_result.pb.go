@@ -748,7 +748,7 @@ type CellResult struct {
 	Values map[string]string `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The revision of the changed agent's definition.
 	Revision string `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	// The numbers over the cases of the cell, without `flaky_cases`.
+	// The numbers over the cases of the cell, without `flaky_cases`, and with the means of the first 100 metrics by name.
 	Totals *EvalTotals `protobuf:"bytes,4,opt,name=totals,proto3" json:"totals,omitempty"`
 	// Whether the cell passes more often than every other, beyond chance: by the exact one-sided test stratified by case, each comparison at
 	// 5 % divided by the number of cells. At most one cell is.

@@ -486,7 +486,7 @@ class CellResult(_message.Message):
 
     @_builtins.property
     def totals(self) -> Global___EvalTotals:
-        """The numbers over the cases of the cell, without `flaky_cases`."""
+        """The numbers over the cases of the cell, without `flaky_cases`, and with the means of the first 100 metrics by name."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.agents.definition import revision
@@ -9,6 +10,9 @@ from bough_server.evals.metrics.statistics import is_close
 from bough_server.evals.results.changes import count_distinct_trials
 from bough_server.evals.results.significance import Passes, drop_p_value, rejects
 from bough_server.evals.results.verdicts import totals
+
+MAX_METRICS: Final = 100
+"""The most metrics of which a cell has the mean: the cells are part of an event and of every page of a result."""
 
 CaseResult = eval_result_pb2.CaseResult
 
@@ -41,6 +45,8 @@ def _summarize(
         digest=planned.pins.eval_set_digest,
     )
     del numbers.flaky_cases[:]  # those of all cells are in the totals of the evaluation
+    for name in sorted(numbers.metric_means)[MAX_METRICS:]:
+        del numbers.metric_means[name]
     return eval_result_pb2.CellResult(
         cell=cell.name, values=dict(cell.values), revision=revision(cell.definition), totals=numbers
     )

@@ -220,7 +220,7 @@ export type CellResult = Message<"bough.v1.CellResult"> & {
   revision: string;
 
   /**
-   * The numbers over the cases of the cell, without `flaky_cases`.
+   * The numbers over the cases of the cell, without `flaky_cases`, and with the means of the first 100 metrics by name.
    *
    * @generated from field: bough.v1.EvalTotals totals = 4;
    */
