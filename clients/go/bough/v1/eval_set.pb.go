@@ -300,7 +300,8 @@ type EvalMatrix struct {
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT.
 	Model []string `protobuf:"bytes,2,rep,name=model,proto3" json:"model,omitempty"`
-	// Instructions; empty for the one of the definition. The definitions of all cells have at most 1 MiB together.
+	// Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+	// most 1 MiB together.
 	Instruction []string `protobuf:"bytes,3,rep,name=instruction,proto3" json:"instruction,omitempty"`
 	// Sampling temperatures; empty for the one of the definition.
 	Temperature   []float64 `protobuf:"fixed64,4,rep,packed,name=temperature,proto3" json:"temperature,omitempty"`

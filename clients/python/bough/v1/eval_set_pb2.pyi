@@ -187,7 +187,9 @@ class EvalMatrix(_message.Message):
 
     @_builtins.property
     def instruction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Instructions; empty for the one of the definition. The definitions of all cells have at most 1 MiB together."""
+        """Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+        most 1 MiB together.
+        """
 
     @_builtins.property
     def temperature(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

@@ -13,7 +13,7 @@ from bough_server.evals.job.baseline_agents import explain_missing_pins, pin_age
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.results.compare import baseline_of
 from bough_server.evals.results.gates import explain_unmissable, explain_unreachable, parse_gate
-from bough_server.evals.sets.eval_set import count_retries, is_recorded, plan_cases, set_digest
+from bough_server.evals.sets.eval_set import is_recorded, plan_cases, set_digest
 from bough_server.evals.sets.matrix import fill_cells, list_cells, plan_cells
 from bough_server.evals.sets.unknown_names import unknown_names
 from bough_server.evals.sets.validation import request_problems
@@ -79,12 +79,13 @@ async def plan(
     violations = [FieldViolation(field=_in_request(path, request), description=text) for path, text in wrong]
     violations += [*_large_definitions(request), *_meaningless_bounds(request)]
     violations += _meaningless_reruns(request, has_baseline=baseline is not None)
-    cells = list_cells(request.eval_set.matrix) if not violations else ()
-    cases = plan_cells(await run_in_thread(plan_cases, request.eval_set, trials=trials), cells)
-    if baseline is not None:
-        violations += _unusable_baseline(baseline, cases)
     if violations:
         raise InvalidRequest(violations)
+    cells = list_cells(request.eval_set.matrix)
+    planned_cases = await run_in_thread(plan_cases, request.eval_set, trials=trials)
+    cases = await run_in_thread(plan_cells, planned_cases, cells)
+    if baseline is not None and (unusable := list(_unusable_baseline(baseline, cases))):
+        raise InvalidRequest(unusable)
     fresh = request.rerun_suspects
     cannot_rerun = _MATRIX_BASELINE if cells else ""
     if baseline is not None and not cells:
@@ -120,6 +121,7 @@ def _build_first_event(
     pins: eval_result_pb2.EvalPins,
     digest: str,
 ) -> evaluation_pb2.EvaluationPlanned:
+    holder = request if request.HasField("retry_crashed") else request.eval_set.defaults
     started = evaluation_pb2.EvaluationPlanned(
         agent=agent,
         case_count=len(cases),
@@ -133,9 +135,7 @@ def _build_first_event(
         request_id=request.request_id,
         request_digest=digest if request.request_id else "",
         user_id=principal.user_id,
-        retry_crashed=count_retries(
-            request.eval_set.defaults, retries=request.retry_crashed if request.HasField("retry_crashed") else None
-        ),
+        retry_crashed=holder.retry_crashed,
     )
     started.eval_set.CopyFrom(request.eval_set)
     # Each case is an event: a set may be larger than an event.
@@ -162,8 +162,13 @@ async def _pin_cells(
     pins: eval_result_pb2.EvalPins,
 ) -> None:
     """Check that each cell can run, and pin the models of all. Raises InvalidRequest."""
-    if (size := sum(cell.definition.ByteSize() for cell in cells)) > MAX_DEFINITIONS_BYTES:
-        description = f"The definitions of its cells are {size:,} bytes and may be {MAX_DEFINITIONS_BYTES:,}."
+    definitions = [*request.definitions, *(cell.definition for cell in cells)]
+    size = request.eval_set.matrix.ByteSize() + sum(one.ByteSize() for one in definitions)
+    if cells and size > MAX_DEFINITIONS_BYTES:
+        description = (
+            f"is {size:,} bytes with the definitions of its cells and of the request, and may be "
+            f"{MAX_DEFINITIONS_BYTES:,}"
+        )
         raise InvalidRequest([FieldViolation(field=_in_request("matrix", request), description=description)])
     for cell in cells:
         definitions = definitions_of_cell(request.definitions, cell)

@@ -23,7 +23,7 @@ def summarize_cells(
     """Return what each cell came to; none without a matrix. Takes tenths of a second each: call it in a thread."""
     found = group_by_cell(cases)
     cells = [_summarize(planned, cell, found[cell.name]) for cell in planned.cells]
-    _mark_best(cells, found)
+    mark_best(cells, found)
     return cells
 
 
@@ -52,7 +52,7 @@ def _summarize(
     )
 
 
-def _mark_best(cells: Sequence[eval_result_pb2.CellResult], found: Mapping[str, Sequence[CaseResult]]) -> None:
+def mark_best(cells: Sequence[eval_result_pb2.CellResult], found: Mapping[str, Sequence[CaseResult]]) -> None:
     """Mark the cell that passes more often than each other one, if tests say so.
 
     Only the first cell with the highest rate is compared, by one test with each other cell. One of k equal cells is

@@ -123,11 +123,6 @@ def _plan_case(
     return evaluation_pb2.CasePlanned(eval_case=merged, trials=count_trials(case, defaults, trials=trials))
 
 
-def count_retries(defaults: eval_set_pb2.EvalDefaults, *, retries: int | None) -> int:
-    """Return how often a trial that crashed is run again; `retries` takes precedence over what the set says."""
-    return defaults.retry_crashed if retries is None else retries
-
-
 def count_trials(case: eval_set_pb2.EvalCase, defaults: eval_set_pb2.EvalDefaults, *, trials: int | None = None) -> int:
     """Return how many trials a case has; `trials` takes precedence over what the set says."""
     if is_recorded(case):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bough.v1 import agent_pb2, eval_set_pb2, evaluation_pb2
+from bough_server.agents.registry import find_reachable
 from bough_server.documents.yaml import suggestion
 from bough_server.evals.sets.expectation_validation import FieldProblem, KnownNames, unknown_name
 from bough_server.messages import copy_of
@@ -99,6 +100,8 @@ def fill_cells(
         return f"There is no agent {name!r}.{suggestion(name, resolver.agents)}" if cells else ""
     if cells and found.definition.WhichOneof("kind") not in ("llm", "supervisor"):
         return f"The agent {name!r} calls no model itself: name one that does."
+    if cells and name not in {one.name for one in find_reachable(resolver, agent)}:
+        return f"The agent {agent!r} never runs {name!r}: its cells would all be the same."
     for cell in cells:
         cell.definition.CopyFrom(_change(found.definition, matrix, cell))
     return ""

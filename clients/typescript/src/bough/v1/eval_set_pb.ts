@@ -116,7 +116,8 @@ export type EvalMatrix = Message<"bough.v1.EvalMatrix"> & {
   model: string[];
 
   /**
-   * Instructions; empty for the one of the definition. The definitions of all cells have at most 1 MiB together.
+   * Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+   * most 1 MiB together.
    *
    * @generated from field: repeated string instruction = 3;
    */
