@@ -176,7 +176,7 @@ async def test_the_axes_of_a_set_are_combined_and_a_request_may_replace_them(mod
             "matrix.instruction[0]",
             "has unknown placeholders: {{x}}. Known are {{state.NAME}}",
         ),
-        ({"model": ["small", "small"]}, "matrix.model", "must contain unique items"),
+        ({"model": ["small", "small"]}, "matrix.model", "repeated value must contain unique items"),
         ({"instruction": ["x" * 600_000, "y" * 600_000]}, "matrix", "is 2,400,"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
