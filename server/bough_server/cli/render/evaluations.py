@@ -16,13 +16,13 @@ from bough_server.evals.reports.words import (
     comparison_sentences,
     comparison_text,
     incomplete_text,
-    measured_text,
     pass_rate_text,
     rate_text,
     rates_text,
     reasons_of,
     result_text,
     retries_text,
+    value_text,
     verdict_text,
 )
 from bough_server.plain_text import one_line
@@ -93,7 +93,7 @@ def _cell_lines(result: eval_result_pb2.EvalResult, width: int) -> Iterator[Text
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
     line = Text(f"{verdict_text(gate.verdict):10}  ", style=_STYLES.get(gate.verdict, ""))
     line.append(f"gate {gate.gate}", style="default")
-    if measured := measured_text(gate):
+    if measured := value_text(gate):
         line.append(f"  is {one_line(measured)}", style="dim")
     if gate.reason:
         line.append(f"  {one_line(gate.reason)}", style="dim")

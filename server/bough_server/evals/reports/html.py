@@ -18,7 +18,6 @@ from bough_server.evals.reports.words import (
     describe_unused_mocks,
     incomplete_text,
     means_texts,
-    measured_text,
     pass_rate_text,
     rate_text,
     rates_text,
@@ -27,6 +26,7 @@ from bough_server.evals.reports.words import (
     result_text,
     retries_text,
     trial_text,
+    value_text,
     verdict_text,
 )
 
@@ -212,7 +212,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
 
 
 def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
-    verdict, value = verdict_text(gate.verdict), measured_text(gate)
+    verdict, value = verdict_text(gate.verdict), value_text(gate)
     return GateRow(gate=gate.gate, verdict=verdict, style=_style(gate.verdict), value=value, reason=gate.reason)
 
 

@@ -17,13 +17,13 @@ from bough_server.evals.reports.words import (
     cost_text,
     incomplete_text,
     means_texts,
-    measured_text,
     pass_rate_text,
     rate_text,
     rates_text,
     reasons_of,
     result_text,
     retries_text,
+    value_text,
     verdict_text,
 )
 from bough_server.evals.results.gate_numbers import pluralize
@@ -106,7 +106,7 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
 
 def _gates(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     for gate in result.gates:
-        value = f": {_plain(measured)}" if (measured := measured_text(gate)) else ""
+        value = f": {_plain(measured)}" if (measured := value_text(gate)) else ""
         reason = f" ({_plain(gate.reason)})" if gate.reason else ""
         yield f"- {verdict_text(gate.verdict)}: {_plain(gate.gate)}{value}{reason}"
 

@@ -156,7 +156,7 @@ def pass_rate_text(totals: eval_result_pb2.EvalTotals) -> str:
     return f"{totals.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})"
 
 
-def measured_text(gate: eval_result_pb2.GateResult) -> str:
+def value_text(gate: eval_result_pb2.GateResult) -> str:
     """Return the value of a gate's number, with its cell if the gate does not name it; empty without a value."""
     if not gate.HasField("value"):
         return ""
