@@ -110,9 +110,9 @@ class _CaseReader:
         if not isinstance(given, dict):
             self._report_form((), _FORM)
             return None
-        for name in given:
-            if name not in _KEYS:
-                self._report_form((name,), f"There is no such field.{suggestion(name, _KEYS)}")
+        for key in given:
+            if key not in _KEYS:
+                self._report_form((key,), f"There is no such field.{suggestion(key, _KEYS)}")
         name, template = given.get("file"), given.get("template")
         if not isinstance(name, str):
             self._report_form(("file",), "must be the path of a .jsonl or .csv file below the folder of the set")
