@@ -268,7 +268,9 @@ type EvalSet struct {
 	// What holds for every case that does not say otherwise. At most 256 KiB, and 64 MiB by the number of cases.
 	Defaults *EvalDefaults `protobuf:"bytes,4,opt,name=defaults,proto3" json:"defaults,omitempty"`
 	// The cases, at least one.
-	Cases         []*EvalCase `protobuf:"bytes,5,rep,name=cases,proto3" json:"cases,omitempty"`
+	Cases []*EvalCase `protobuf:"bytes,5,rep,name=cases,proto3" json:"cases,omitempty"`
+	// What every case is run with, in turn, unless EvaluateRequest.matrix says something else. Unset for what the agents' definitions say.
+	Matrix        *EvalMatrix `protobuf:"bytes,6,opt,name=matrix,proto3" json:"matrix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -338,6 +340,90 @@ func (x *EvalSet) GetCases() []*EvalCase {
 	return nil
 }
 
+func (x *EvalSet) GetMatrix() *EvalMatrix {
+	if x != nil {
+		return x.Matrix
+	}
+	return nil
+}
+
+// Values of an agent's definition that are tried in every combination. A combination is a cell, named by its values, such as
+// "model=small, instruction=2"; instructions are named by their numbers, from 1. Every case is run in every cell: it is a case of the
+// result there, with the cell's name in brackets behind its id, such as "refund [model=small]", and in its label "bough/cell". A result
+// has at most 64 cells. No case may have an origin or recorded invocations, whose agents are given.
+type EvalMatrix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent whose definition is changed; empty for the evaluated agent. Unknown, or one that calls no model: INVALID_ARGUMENT.
+	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT.
+	Model []string `protobuf:"bytes,2,rep,name=model,proto3" json:"model,omitempty"`
+	// Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+	// most 1 MiB together.
+	Instruction []string `protobuf:"bytes,3,rep,name=instruction,proto3" json:"instruction,omitempty"`
+	// Sampling temperatures; empty for the one of the definition.
+	Temperature   []float64 `protobuf:"fixed64,4,rep,packed,name=temperature,proto3" json:"temperature,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvalMatrix) Reset() {
+	*x = EvalMatrix{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvalMatrix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvalMatrix) ProtoMessage() {}
+
+func (x *EvalMatrix) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvalMatrix.ProtoReflect.Descriptor instead.
+func (*EvalMatrix) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *EvalMatrix) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *EvalMatrix) GetModel() []string {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
+func (x *EvalMatrix) GetInstruction() []string {
+	if x != nil {
+		return x.Instruction
+	}
+	return nil
+}
+
+func (x *EvalMatrix) GetTemperature() []float64 {
+	if x != nil {
+		return x.Temperature
+	}
+	return nil
+}
+
 // What holds for every case of a set that does not say otherwise.
 type EvalDefaults struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -347,6 +433,9 @@ type EvalDefaults struct {
 	Metrics []*EvalMetric `protobuf:"bytes,2,rep,name=metrics,proto3" json:"metrics,omitempty"`
 	// How long one run of an agent may take. Default: 10 minutes.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How often a trial that crashed is run again: it begins anew, in another session, and what it came to counts. Each crash is listed in
+	// CaseTrialResult.crashed_attempts, and its usage is part of the trial's. A trial that failed is not run again. Default: 0.
+	RetryCrashed *int32 `protobuf:"varint,4,opt,name=retry_crashed,json=retryCrashed,proto3,oneof" json:"retry_crashed,omitempty"`
 	// Faults that are injected into calls, for each case that has no faults itself.
 	Faults        []*EvalFault `protobuf:"bytes,5,rep,name=faults,proto3" json:"faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -355,7 +444,7 @@ type EvalDefaults struct {
 
 func (x *EvalDefaults) Reset() {
 	*x = EvalDefaults{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +456,7 @@ func (x *EvalDefaults) String() string {
 func (*EvalDefaults) ProtoMessage() {}
 
 func (x *EvalDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +469,7 @@ func (x *EvalDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalDefaults.ProtoReflect.Descriptor instead.
 func (*EvalDefaults) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EvalDefaults) GetTrials() int32 {
@@ -402,6 +491,13 @@ func (x *EvalDefaults) GetTimeout() *durationpb.Duration {
 		return x.Timeout
 	}
 	return nil
+}
+
+func (x *EvalDefaults) GetRetryCrashed() int32 {
+	if x != nil && x.RetryCrashed != nil {
+		return *x.RetryCrashed
+	}
+	return 0
 }
 
 func (x *EvalDefaults) GetFaults() []*EvalFault {
@@ -449,7 +545,7 @@ type EvalCase struct {
 
 func (x *EvalCase) Reset() {
 	*x = EvalCase{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -461,7 +557,7 @@ func (x *EvalCase) String() string {
 func (*EvalCase) ProtoMessage() {}
 
 func (x *EvalCase) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -474,7 +570,7 @@ func (x *EvalCase) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalCase.ProtoReflect.Descriptor instead.
 func (*EvalCase) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EvalCase) GetId() string {
@@ -605,7 +701,7 @@ type SimulatedUser struct {
 
 func (x *SimulatedUser) Reset() {
 	*x = SimulatedUser{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +713,7 @@ func (x *SimulatedUser) String() string {
 func (*SimulatedUser) ProtoMessage() {}
 
 func (x *SimulatedUser) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +726,7 @@ func (x *SimulatedUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SimulatedUser.ProtoReflect.Descriptor instead.
 func (*SimulatedUser) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SimulatedUser) GetPersona() string {
@@ -709,7 +805,7 @@ type EvalTurn struct {
 
 func (x *EvalTurn) Reset() {
 	*x = EvalTurn{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +817,7 @@ func (x *EvalTurn) String() string {
 func (*EvalTurn) ProtoMessage() {}
 
 func (x *EvalTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +830,7 @@ func (x *EvalTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurn.ProtoReflect.Descriptor instead.
 func (*EvalTurn) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EvalTurn) GetUser() string {
@@ -790,7 +886,7 @@ type EvalExpectation struct {
 
 func (x *EvalExpectation) Reset() {
 	*x = EvalExpectation{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +898,7 @@ func (x *EvalExpectation) String() string {
 func (*EvalExpectation) ProtoMessage() {}
 
 func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +911,7 @@ func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalExpectation.ProtoReflect.Descriptor instead.
 func (*EvalExpectation) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EvalExpectation) GetAnswer() *ExpectedAnswer {
@@ -866,7 +962,7 @@ type ExpectedRun struct {
 
 func (x *ExpectedRun) Reset() {
 	*x = ExpectedRun{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +974,7 @@ func (x *ExpectedRun) String() string {
 func (*ExpectedRun) ProtoMessage() {}
 
 func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +987,7 @@ func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedRun.ProtoReflect.Descriptor instead.
 func (*ExpectedRun) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExpectedRun) GetState() ExecutionState {
@@ -944,7 +1040,7 @@ type ExpectedStateValue struct {
 
 func (x *ExpectedStateValue) Reset() {
 	*x = ExpectedStateValue{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1052,7 @@ func (x *ExpectedStateValue) String() string {
 func (*ExpectedStateValue) ProtoMessage() {}
 
 func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1065,7 @@ func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedStateValue.ProtoReflect.Descriptor instead.
 func (*ExpectedStateValue) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExpectedStateValue) GetPath() string {
@@ -1006,7 +1102,7 @@ type ExpectedHandoff struct {
 
 func (x *ExpectedHandoff) Reset() {
 	*x = ExpectedHandoff{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1114,7 @@ func (x *ExpectedHandoff) String() string {
 func (*ExpectedHandoff) ProtoMessage() {}
 
 func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1127,7 @@ func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedHandoff.ProtoReflect.Descriptor instead.
 func (*ExpectedHandoff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExpectedHandoff) GetFromAgent() string {
@@ -1076,7 +1172,7 @@ type ExpectedAnswer struct {
 
 func (x *ExpectedAnswer) Reset() {
 	*x = ExpectedAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1184,7 @@ func (x *ExpectedAnswer) String() string {
 func (*ExpectedAnswer) ProtoMessage() {}
 
 func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1197,7 @@ func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAnswer.ProtoReflect.Descriptor instead.
 func (*ExpectedAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExpectedAnswer) GetExact() string {
@@ -1184,7 +1280,7 @@ type ValueMatcher struct {
 
 func (x *ValueMatcher) Reset() {
 	*x = ValueMatcher{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1292,7 @@ func (x *ValueMatcher) String() string {
 func (*ValueMatcher) ProtoMessage() {}
 
 func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1305,7 @@ func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueMatcher.ProtoReflect.Descriptor instead.
 func (*ValueMatcher) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ValueMatcher) GetExpected() isValueMatcher_Expected {
@@ -1327,7 +1423,7 @@ type ExpectedTool struct {
 
 func (x *ExpectedTool) Reset() {
 	*x = ExpectedTool{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1435,7 @@ func (x *ExpectedTool) String() string {
 func (*ExpectedTool) ProtoMessage() {}
 
 func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1448,7 @@ func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedTool.ProtoReflect.Descriptor instead.
 func (*ExpectedTool) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExpectedTool) GetName() string {
@@ -1424,7 +1520,7 @@ type EvalRepeat struct {
 
 func (x *EvalRepeat) Reset() {
 	*x = EvalRepeat{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1532,7 @@ func (x *EvalRepeat) String() string {
 func (*EvalRepeat) ProtoMessage() {}
 
 func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1545,7 @@ func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalRepeat.ProtoReflect.Descriptor instead.
 func (*EvalRepeat) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvalRepeat) GetMin() int32 {
@@ -1497,7 +1593,7 @@ type ExpectedAgent struct {
 
 func (x *ExpectedAgent) Reset() {
 	*x = ExpectedAgent{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1605,7 @@ func (x *ExpectedAgent) String() string {
 func (*ExpectedAgent) ProtoMessage() {}
 
 func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1618,7 @@ func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAgent.ProtoReflect.Descriptor instead.
 func (*ExpectedAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExpectedAgent) GetName() string {
@@ -1617,7 +1713,7 @@ type EvalOrigin struct {
 
 func (x *EvalOrigin) Reset() {
 	*x = EvalOrigin{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1725,7 @@ func (x *EvalOrigin) String() string {
 func (*EvalOrigin) ProtoMessage() {}
 
 func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1738,7 @@ func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalOrigin.ProtoReflect.Descriptor instead.
 func (*EvalOrigin) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvalOrigin) GetRunId() string {
@@ -1692,7 +1788,7 @@ type ToolMocks struct {
 
 func (x *ToolMocks) Reset() {
 	*x = ToolMocks{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1800,7 @@ func (x *ToolMocks) String() string {
 func (*ToolMocks) ProtoMessage() {}
 
 func (x *ToolMocks) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1813,7 @@ func (x *ToolMocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMocks.ProtoReflect.Descriptor instead.
 func (*ToolMocks) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ToolMocks) GetTools() []*ToolMock {
@@ -1796,7 +1892,7 @@ type EvalFault struct {
 
 func (x *EvalFault) Reset() {
 	*x = EvalFault{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +1904,7 @@ func (x *EvalFault) String() string {
 func (*EvalFault) ProtoMessage() {}
 
 func (x *EvalFault) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +1917,7 @@ func (x *EvalFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalFault.ProtoReflect.Descriptor instead.
 func (*EvalFault) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EvalFault) GetTarget() isEvalFault_Target {
@@ -1969,7 +2065,7 @@ type AgentMock struct {
 
 func (x *AgentMock) Reset() {
 	*x = AgentMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2077,7 @@ func (x *AgentMock) String() string {
 func (*AgentMock) ProtoMessage() {}
 
 func (x *AgentMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2090,7 @@ func (x *AgentMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMock.ProtoReflect.Descriptor instead.
 func (*AgentMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AgentMock) GetAgent() string {
@@ -2109,7 +2205,7 @@ type ToolMock struct {
 
 func (x *ToolMock) Reset() {
 	*x = ToolMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2217,7 @@ func (x *ToolMock) String() string {
 func (*ToolMock) ProtoMessage() {}
 
 func (x *ToolMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2230,7 @@ func (x *ToolMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMock.ProtoReflect.Descriptor instead.
 func (*ToolMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ToolMock) GetName() string {
@@ -2235,7 +2331,7 @@ type EvalAnswer struct {
 
 func (x *EvalAnswer) Reset() {
 	*x = EvalAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2343,7 @@ func (x *EvalAnswer) String() string {
 func (*EvalAnswer) ProtoMessage() {}
 
 func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2356,7 @@ func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAnswer.ProtoReflect.Descriptor instead.
 func (*EvalAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EvalAnswer) GetAgent() string {
@@ -2400,7 +2496,7 @@ type EvalMetric struct {
 
 func (x *EvalMetric) Reset() {
 	*x = EvalMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2508,7 @@ func (x *EvalMetric) String() string {
 func (*EvalMetric) ProtoMessage() {}
 
 func (x *EvalMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2521,7 @@ func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
 func (*EvalMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EvalMetric) GetName() string {
@@ -2607,7 +2703,7 @@ type RunOutcomeMetric struct {
 
 func (x *RunOutcomeMetric) Reset() {
 	*x = RunOutcomeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2619,7 +2715,7 @@ func (x *RunOutcomeMetric) String() string {
 func (*RunOutcomeMetric) ProtoMessage() {}
 
 func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2632,7 +2728,7 @@ func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutcomeMetric.ProtoReflect.Descriptor instead.
 func (*RunOutcomeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
 }
 
 // Kinds of agents.
@@ -2646,7 +2742,7 @@ type AgentKinds struct {
 
 func (x *AgentKinds) Reset() {
 	*x = AgentKinds{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2658,7 +2754,7 @@ func (x *AgentKinds) String() string {
 func (*AgentKinds) ProtoMessage() {}
 
 func (x *AgentKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2671,7 +2767,7 @@ func (x *AgentKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKinds.ProtoReflect.Descriptor instead.
 func (*AgentKinds) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AgentKinds) GetKinds() []AgentKind {
@@ -2699,7 +2795,7 @@ type AgentTrajectoryMetric struct {
 
 func (x *AgentTrajectoryMetric) Reset() {
 	*x = AgentTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2807,7 @@ func (x *AgentTrajectoryMetric) String() string {
 func (*AgentTrajectoryMetric) ProtoMessage() {}
 
 func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2820,7 @@ func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*AgentTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AgentTrajectoryMetric) GetTransparent() *AgentKinds {
@@ -2765,7 +2861,7 @@ type ToolTrajectoryMetric struct {
 
 func (x *ToolTrajectoryMetric) Reset() {
 	*x = ToolTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2873,7 @@ func (x *ToolTrajectoryMetric) String() string {
 func (*ToolTrajectoryMetric) ProtoMessage() {}
 
 func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2886,7 @@ func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*ToolTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ToolTrajectoryMetric) GetMode() TrajectoryMode {
@@ -2828,7 +2924,7 @@ type FinalResponseMetric struct {
 
 func (x *FinalResponseMetric) Reset() {
 	*x = FinalResponseMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +2936,7 @@ func (x *FinalResponseMetric) String() string {
 func (*FinalResponseMetric) ProtoMessage() {}
 
 func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +2949,7 @@ func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalResponseMetric.ProtoReflect.Descriptor instead.
 func (*FinalResponseMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FinalResponseMetric) GetAgent() string {
@@ -2886,7 +2982,7 @@ type RougeMetric struct {
 
 func (x *RougeMetric) Reset() {
 	*x = RougeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +2994,7 @@ func (x *RougeMetric) String() string {
 func (*RougeMetric) ProtoMessage() {}
 
 func (x *RougeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3007,7 @@ func (x *RougeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RougeMetric.ProtoReflect.Descriptor instead.
 func (*RougeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RougeMetric) GetReference() string {
@@ -2936,7 +3032,7 @@ type SimilarityMetric struct {
 
 func (x *SimilarityMetric) Reset() {
 	*x = SimilarityMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3044,7 @@ func (x *SimilarityMetric) String() string {
 func (*SimilarityMetric) ProtoMessage() {}
 
 func (x *SimilarityMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3057,7 @@ func (x *SimilarityMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SimilarityMetric.ProtoReflect.Descriptor instead.
 func (*SimilarityMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SimilarityMetric) GetReference() string {
@@ -2990,7 +3086,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3098,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3111,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -3052,7 +3148,7 @@ type JudgeScale struct {
 
 func (x *JudgeScale) Reset() {
 	*x = JudgeScale{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3160,7 @@ func (x *JudgeScale) String() string {
 func (*JudgeScale) ProtoMessage() {}
 
 func (x *JudgeScale) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3173,7 @@ func (x *JudgeScale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeScale.ProtoReflect.Descriptor instead.
 func (*JudgeScale) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{29}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JudgeScale) GetMin() int32 {
@@ -3112,7 +3208,7 @@ type JudgeRubric struct {
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3220,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3233,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{30}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -3201,7 +3297,7 @@ type LlmJudgeMetric struct {
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[31]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3309,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[31]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3322,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{31}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -3293,7 +3389,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[32]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3305,7 +3401,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[32]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3414,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{32}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -3339,19 +3435,28 @@ var File_bough_v1_eval_set_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\n" +
-	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
+	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xe1\x01\n" +
 	"\aEvalSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x122\n" +
 	"\bdefaults\x18\x04 \x01(\v2\x16.bough.v1.EvalDefaultsR\bdefaults\x12(\n" +
-	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\"\xc8\x01\n" +
+	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\x12,\n" +
+	"\x06matrix\x18\x06 \x01(\v2\x14.bough.v1.EvalMatrixR\x06matrix\"|\n" +
+	"\n" +
+	"EvalMatrix\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05model\x18\x02 \x03(\tR\x05model\x12 \n" +
+	"\vinstruction\x18\x03 \x03(\tR\vinstruction\x12 \n" +
+	"\vtemperature\x18\x04 \x03(\x01R\vtemperature\"\x84\x02\n" +
 	"\fEvalDefaults\x12\x1b\n" +
 	"\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n" +
 	"\ametrics\x18\x02 \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12+\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12(\n" +
+	"\rretry_crashed\x18\x04 \x01(\x05H\x01R\fretryCrashed\x88\x01\x01\x12+\n" +
 	"\x06faults\x18\x05 \x03(\v2\x13.bough.v1.EvalFaultR\x06faultsB\t\n" +
-	"\a_trials\"\xf7\x04\n" +
+	"\a_trialsB\x10\n" +
+	"\x0e_retry_crashed\"\xf7\x04\n" +
 	"\bEvalCase\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x126\n" +
@@ -3629,140 +3734,142 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
 	(TrajectoryMode)(0),           // 2: bough.v1.TrajectoryMode
 	(ReadyRubric)(0),              // 3: bough.v1.ReadyRubric
 	(*EvalSet)(nil),               // 4: bough.v1.EvalSet
-	(*EvalDefaults)(nil),          // 5: bough.v1.EvalDefaults
-	(*EvalCase)(nil),              // 6: bough.v1.EvalCase
-	(*SimulatedUser)(nil),         // 7: bough.v1.SimulatedUser
-	(*EvalTurn)(nil),              // 8: bough.v1.EvalTurn
-	(*EvalExpectation)(nil),       // 9: bough.v1.EvalExpectation
-	(*ExpectedRun)(nil),           // 10: bough.v1.ExpectedRun
-	(*ExpectedStateValue)(nil),    // 11: bough.v1.ExpectedStateValue
-	(*ExpectedHandoff)(nil),       // 12: bough.v1.ExpectedHandoff
-	(*ExpectedAnswer)(nil),        // 13: bough.v1.ExpectedAnswer
-	(*ValueMatcher)(nil),          // 14: bough.v1.ValueMatcher
-	(*ExpectedTool)(nil),          // 15: bough.v1.ExpectedTool
-	(*EvalRepeat)(nil),            // 16: bough.v1.EvalRepeat
-	(*ExpectedAgent)(nil),         // 17: bough.v1.ExpectedAgent
-	(*EvalOrigin)(nil),            // 18: bough.v1.EvalOrigin
-	(*ToolMocks)(nil),             // 19: bough.v1.ToolMocks
-	(*EvalFault)(nil),             // 20: bough.v1.EvalFault
-	(*AgentMock)(nil),             // 21: bough.v1.AgentMock
-	(*ToolMock)(nil),              // 22: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 23: bough.v1.EvalAnswer
-	(*EvalMetric)(nil),            // 24: bough.v1.EvalMetric
-	(*RunOutcomeMetric)(nil),      // 25: bough.v1.RunOutcomeMetric
-	(*AgentKinds)(nil),            // 26: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 27: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 28: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 29: bough.v1.FinalResponseMetric
-	(*RougeMetric)(nil),           // 30: bough.v1.RougeMetric
-	(*SimilarityMetric)(nil),      // 31: bough.v1.SimilarityMetric
-	(*BudgetMetric)(nil),          // 32: bough.v1.BudgetMetric
-	(*JudgeScale)(nil),            // 33: bough.v1.JudgeScale
-	(*JudgeRubric)(nil),           // 34: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 35: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 36: bough.v1.CustomMetric
-	nil,                           // 37: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
-	(*ModelSettings)(nil),         // 39: bough.v1.ModelSettings
-	(*Message)(nil),               // 40: bough.v1.Message
-	(*InvocationSource)(nil),      // 41: bough.v1.InvocationSource
-	(ExecutionState)(0),           // 42: bough.v1.ExecutionState
-	(ErrorReason)(0),              // 43: bough.v1.ErrorReason
-	(*ForkChanges)(nil),           // 44: bough.v1.ForkChanges
-	(*AgentError)(nil),            // 45: bough.v1.AgentError
-	(*ToolOutcome)(nil),           // 46: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 47: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 48: bough.v1.AgentKind
-	(*Limits)(nil),                // 49: bough.v1.Limits
+	(*EvalMatrix)(nil),            // 5: bough.v1.EvalMatrix
+	(*EvalDefaults)(nil),          // 6: bough.v1.EvalDefaults
+	(*EvalCase)(nil),              // 7: bough.v1.EvalCase
+	(*SimulatedUser)(nil),         // 8: bough.v1.SimulatedUser
+	(*EvalTurn)(nil),              // 9: bough.v1.EvalTurn
+	(*EvalExpectation)(nil),       // 10: bough.v1.EvalExpectation
+	(*ExpectedRun)(nil),           // 11: bough.v1.ExpectedRun
+	(*ExpectedStateValue)(nil),    // 12: bough.v1.ExpectedStateValue
+	(*ExpectedHandoff)(nil),       // 13: bough.v1.ExpectedHandoff
+	(*ExpectedAnswer)(nil),        // 14: bough.v1.ExpectedAnswer
+	(*ValueMatcher)(nil),          // 15: bough.v1.ValueMatcher
+	(*ExpectedTool)(nil),          // 16: bough.v1.ExpectedTool
+	(*EvalRepeat)(nil),            // 17: bough.v1.EvalRepeat
+	(*ExpectedAgent)(nil),         // 18: bough.v1.ExpectedAgent
+	(*EvalOrigin)(nil),            // 19: bough.v1.EvalOrigin
+	(*ToolMocks)(nil),             // 20: bough.v1.ToolMocks
+	(*EvalFault)(nil),             // 21: bough.v1.EvalFault
+	(*AgentMock)(nil),             // 22: bough.v1.AgentMock
+	(*ToolMock)(nil),              // 23: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 24: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 25: bough.v1.EvalMetric
+	(*RunOutcomeMetric)(nil),      // 26: bough.v1.RunOutcomeMetric
+	(*AgentKinds)(nil),            // 27: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 28: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 29: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 30: bough.v1.FinalResponseMetric
+	(*RougeMetric)(nil),           // 31: bough.v1.RougeMetric
+	(*SimilarityMetric)(nil),      // 32: bough.v1.SimilarityMetric
+	(*BudgetMetric)(nil),          // 33: bough.v1.BudgetMetric
+	(*JudgeScale)(nil),            // 34: bough.v1.JudgeScale
+	(*JudgeRubric)(nil),           // 35: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 36: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 37: bough.v1.CustomMetric
+	nil,                           // 38: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(*ModelSettings)(nil),         // 40: bough.v1.ModelSettings
+	(*Message)(nil),               // 41: bough.v1.Message
+	(*InvocationSource)(nil),      // 42: bough.v1.InvocationSource
+	(ExecutionState)(0),           // 43: bough.v1.ExecutionState
+	(ErrorReason)(0),              // 44: bough.v1.ErrorReason
+	(*ForkChanges)(nil),           // 45: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 46: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 47: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 48: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 49: bough.v1.AgentKind
+	(*Limits)(nil),                // 50: bough.v1.Limits
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
-	5,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
-	6,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	24, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	38, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	20, // 4: bough.v1.EvalDefaults.faults:type_name -> bough.v1.EvalFault
-	37, // 5: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
-	8,  // 6: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
-	18, // 7: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
-	19, // 8: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	23, // 9: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	24, // 10: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	38, // 11: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	7,  // 12: bough.v1.EvalCase.user:type_name -> bough.v1.SimulatedUser
-	20, // 13: bough.v1.EvalCase.faults:type_name -> bough.v1.EvalFault
-	9,  // 14: bough.v1.SimulatedUser.expect:type_name -> bough.v1.EvalExpectation
-	39, // 15: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
-	40, // 16: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
-	9,  // 17: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	41, // 18: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
-	13, // 19: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
-	15, // 20: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
-	17, // 21: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
-	10, // 22: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
-	42, // 23: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
-	43, // 24: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
-	11, // 25: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
-	12, // 26: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
-	2,  // 27: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
-	14, // 28: bough.v1.ExpectedStateValue.value_match:type_name -> bough.v1.ValueMatcher
-	14, // 29: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
-	14, // 30: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
-	14, // 31: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	42, // 32: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
-	16, // 33: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
-	17, // 34: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
-	0,  // 35: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
-	1,  // 36: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
-	15, // 37: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
-	2,  // 38: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	42, // 39: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
-	14, // 40: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
-	44, // 41: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	22, // 42: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	21, // 43: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
-	20, // 44: bough.v1.ToolMocks.faults:type_name -> bough.v1.EvalFault
-	45, // 45: bough.v1.EvalFault.fail:type_name -> bough.v1.AgentError
-	38, // 46: bough.v1.EvalFault.delay:type_name -> google.protobuf.Duration
-	14, // 47: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
-	40, // 48: bough.v1.AgentMock.message:type_name -> bough.v1.Message
-	45, // 49: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
-	14, // 50: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	46, // 51: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	47, // 52: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	46, // 53: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	27, // 54: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	28, // 55: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	29, // 56: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	32, // 57: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	35, // 58: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	36, // 59: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
-	25, // 60: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
-	30, // 61: bough.v1.EvalMetric.rouge_1:type_name -> bough.v1.RougeMetric
-	31, // 62: bough.v1.EvalMetric.similarity:type_name -> bough.v1.SimilarityMetric
-	48, // 63: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	26, // 64: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 65: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 66: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 67: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	15, // 68: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	13, // 69: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	49, // 70: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	3,  // 71: bough.v1.JudgeRubric.ready:type_name -> bough.v1.ReadyRubric
-	33, // 72: bough.v1.JudgeRubric.scale:type_name -> bough.v1.JudgeScale
-	34, // 73: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	39, // 74: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	75, // [75:75] is the sub-list for method output_type
-	75, // [75:75] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	6,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
+	7,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
+	5,  // 2: bough.v1.EvalSet.matrix:type_name -> bough.v1.EvalMatrix
+	25, // 3: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	39, // 4: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	21, // 5: bough.v1.EvalDefaults.faults:type_name -> bough.v1.EvalFault
+	38, // 6: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	9,  // 7: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
+	19, // 8: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
+	20, // 9: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
+	24, // 10: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	25, // 11: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	39, // 12: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	8,  // 13: bough.v1.EvalCase.user:type_name -> bough.v1.SimulatedUser
+	21, // 14: bough.v1.EvalCase.faults:type_name -> bough.v1.EvalFault
+	10, // 15: bough.v1.SimulatedUser.expect:type_name -> bough.v1.EvalExpectation
+	40, // 16: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
+	41, // 17: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	10, // 18: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
+	42, // 19: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	14, // 20: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
+	16, // 21: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
+	18, // 22: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
+	11, // 23: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
+	43, // 24: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
+	44, // 25: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
+	12, // 26: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
+	13, // 27: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
+	2,  // 28: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
+	15, // 29: bough.v1.ExpectedStateValue.value_match:type_name -> bough.v1.ValueMatcher
+	15, // 30: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
+	15, // 31: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
+	15, // 32: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
+	43, // 33: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
+	17, // 34: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
+	18, // 35: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
+	0,  // 36: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
+	1,  // 37: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
+	16, // 38: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
+	2,  // 39: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
+	43, // 40: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
+	15, // 41: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
+	45, // 42: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	23, // 43: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	22, // 44: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
+	21, // 45: bough.v1.ToolMocks.faults:type_name -> bough.v1.EvalFault
+	46, // 46: bough.v1.EvalFault.fail:type_name -> bough.v1.AgentError
+	39, // 47: bough.v1.EvalFault.delay:type_name -> google.protobuf.Duration
+	15, // 48: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
+	41, // 49: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	46, // 50: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	15, // 51: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	47, // 52: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	48, // 53: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	47, // 54: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	28, // 55: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	29, // 56: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	30, // 57: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	33, // 58: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	36, // 59: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	37, // 60: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	26, // 61: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
+	31, // 62: bough.v1.EvalMetric.rouge_1:type_name -> bough.v1.RougeMetric
+	32, // 63: bough.v1.EvalMetric.similarity:type_name -> bough.v1.SimilarityMetric
+	49, // 64: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	27, // 65: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 66: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 67: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 68: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	16, // 69: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	14, // 70: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	50, // 71: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	3,  // 72: bough.v1.JudgeRubric.ready:type_name -> bough.v1.ReadyRubric
+	34, // 73: bough.v1.JudgeRubric.scale:type_name -> bough.v1.JudgeScale
+	35, // 74: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	40, // 75: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	76, // [76:76] is the sub-list for method output_type
+	76, // [76:76] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -3778,43 +3885,43 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_message_proto_init()
 	file_bough_v1_model_proto_init()
 	file_bough_v1_policy_proto_init()
-	file_bough_v1_eval_set_proto_msgTypes[1].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[2].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[3].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[4].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{
 		(*ValueMatcher_EqualsJson)(nil),
 		(*ValueMatcher_SubsetJson)(nil),
 		(*ValueMatcher_Regex)(nil),
 		(*ValueMatcher_SchemaJson)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[13].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
 		(*EvalFault_Tool)(nil),
 		(*EvalFault_Model)(nil),
 		(*EvalFault_Fail)(nil),
 		(*EvalFault_Delay)(nil),
 		(*EvalFault_AnswerJson)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
 		(*AgentMock_Message)(nil),
 		(*AgentMock_Error)(nil),
 		(*AgentMock_Text)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[20].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
 		(*EvalAnswer_Approval)(nil),
 		(*EvalAnswer_ValueJson)(nil),
 		(*EvalAnswer_ToolOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[20].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[21].OneofWrappers = []any{
 		(*EvalMetric_AgentTrajectory)(nil),
 		(*EvalMetric_ToolTrajectory)(nil),
 		(*EvalMetric_FinalResponse)(nil),
@@ -3825,16 +3932,16 @@ func file_bough_v1_eval_set_proto_init() {
 		(*EvalMetric_Rouge_1)(nil),
 		(*EvalMetric_Similarity)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[28].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[29].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[31].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[30].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   34,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

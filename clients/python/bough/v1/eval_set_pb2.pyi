@@ -156,6 +156,7 @@ class EvalSet(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     DEFAULTS_FIELD_NUMBER: _builtins.int
     CASES_FIELD_NUMBER: _builtins.int
+    MATRIX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name: letters, digits, '.', '_' and '-', beginning with a letter."""
     description: _builtins.str
@@ -170,6 +171,10 @@ class EvalSet(_message.Message):
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalCase]:
         """The cases, at least one."""
 
+    @_builtins.property
+    def matrix(self) -> Global___EvalMatrix:
+        """What every case is run with, in turn, unless EvaluateRequest.matrix says something else. Unset for what the agents' definitions say."""
+
     def __init__(
         self,
         *,
@@ -178,14 +183,61 @@ class EvalSet(_message.Message):
         agent: _builtins.str = ...,
         defaults: Global___EvalDefaults | None = ...,
         cases: _abc.Iterable[Global___EvalCase] | None = ...,
+        matrix: Global___EvalMatrix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "matrix", b"matrix"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "cases", b"cases", "defaults", b"defaults", "description", b"description", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "cases", b"cases", "defaults", b"defaults", "description", b"description", "matrix", b"matrix", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvalSet: _TypeAlias = EvalSet  # noqa: Y015
+
+@_typing.final
+class EvalMatrix(_message.Message):
+    """Values of an agent's definition that are tried in every combination. A combination is a cell, named by its values, such as
+    "model=small, instruction=2"; instructions are named by their numbers, from 1. Every case is run in every cell: it is a case of the
+    result there, with the cell's name in brackets behind its id, such as "refund [model=small]", and in its label "bough/cell". A result
+    has at most 64 cells. No case may have an origin or recorded invocations, whose agents are given.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent whose definition is changed; empty for the evaluated agent. Unknown, or one that calls no model: INVALID_ARGUMENT."""
+    @_builtins.property
+    def model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT."""
+
+    @_builtins.property
+    def instruction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+        most 1 MiB together.
+        """
+
+    @_builtins.property
+    def temperature(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Sampling temperatures; empty for the one of the definition."""
+
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        model: _abc.Iterable[_builtins.str] | None = ...,
+        instruction: _abc.Iterable[_builtins.str] | None = ...,
+        temperature: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "instruction", b"instruction", "model", b"model", "temperature", b"temperature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvalMatrix: _TypeAlias = EvalMatrix  # noqa: Y015
 
 @_typing.final
 class EvalDefaults(_message.Message):
@@ -196,9 +248,14 @@ class EvalDefaults(_message.Message):
     TRIALS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    RETRY_CRASHED_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     trials: _builtins.int
     """How many trials each case has. Default: 1."""
+    retry_crashed: _builtins.int
+    """How often a trial that crashed is run again: it begins anew, in another session, and what it came to counts. Each crash is listed in
+    CaseTrialResult.crashed_attempts, and its usage is part of the trial's. A trial that failed is not run again. Default: 0.
+    """
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalMetric]:
         """How the cases are scored; see EvalCase.metrics."""
@@ -217,14 +274,20 @@ class EvalDefaults(_message.Message):
         trials: _builtins.int | None = ...,
         metrics: _abc.Iterable[Global___EvalMetric] | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        retry_crashed: _builtins.int | None = ...,
         faults: _abc.Iterable[Global___EvalFault] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "timeout", b"timeout", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_crashed", b"_retry_crashed", "_trials", b"_trials", "retry_crashed", b"retry_crashed", "timeout", b"timeout", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "faults", b"faults", "metrics", b"metrics", "timeout", b"timeout", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_crashed", b"_retry_crashed", "_trials", b"_trials", "faults", b"faults", "metrics", b"metrics", "retry_crashed", b"retry_crashed", "timeout", b"timeout", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_crashed: _TypeAlias = _typing.Literal["retry_crashed"]  # noqa: Y015
+    _WhichOneofArgType__retry_crashed: _TypeAlias = _typing.Literal["_retry_crashed", b"_retry_crashed"]  # noqa: Y015
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_crashed) -> _WhichOneofReturnType__retry_crashed | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trials) -> _WhichOneofReturnType__trials | None: ...
 
 Global___EvalDefaults: _TypeAlias = EvalDefaults  # noqa: Y015

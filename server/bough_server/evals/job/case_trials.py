@@ -80,9 +80,10 @@ class TrialRunner:
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
         self._model_runs = ModelRuns(dependencies, principal, is_cancelled=is_cancelled, trace=trace)
 
-    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
+    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0) -> CaseTrial:
         """Return the trial of a planned case that has this number."""
-        return CaseTrial(evaluation_id=self._evaluation_id, case_id=planned.eval_case.id, trial=trial)
+        case_id = planned.eval_case.id
+        return CaseTrial(evaluation_id=self._evaluation_id, case_id=case_id, trial=trial, attempt=attempt)
 
     async def read_recorded_turns(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
         """Return the records that a case has instead of runs.
@@ -100,13 +101,13 @@ class TrialRunner:
         except CallError as error:
             raise NotScorable(f"A recorded run cannot be read: {error.message}") from None
 
-    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRuns:
+    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0) -> TrialRuns:
         """Run the turns of a case up to the first that fails, and then what its simulated user says.
 
         Turns and utterances that were run before, by this process or an earlier one, are not run again. Once the
         evaluation is cancelled no further turn begins. Raises NotScorable, ServerStopping and StorageFailed.
         """
-        case, named = planned.eval_case, self.build_trial(planned, trial)
+        case, named = planned.eval_case, self.build_trial(planned, trial, attempt=attempt)
         mocks = await self._mocks(case)
         runs = TrialRuns.begin(case)
         session_id = ""

@@ -10,6 +10,7 @@ from bough.v1.eval_result_pb2 import (
     VERDICT_NOT_EVALUATED,
     VERDICT_PASSED,
     CaseTrialResult,
+    CrashedAttempt,
     MetricScore,
     Verdict,
 )
@@ -103,7 +104,7 @@ def score_trial(
     `extra_scores` are the scores of llm_judge and custom metrics, by name.
     """
     # First, because a crash is a failure whatever its record lacks.
-    if any(_find_crashes(case, invocations)):
+    if has_crashed(case, invocations):
         return _build_crash_result(case, invocations, trial=trial)
     if problem := next(_problems(case, invocations), ""):
         return build_not_evaluated_result(case, trial, problem, invocations=invocations)
@@ -124,6 +125,21 @@ def score_trial(
     result.verdict, result.reason = _verdict(result.scores)
     _add_turns(result, case, invocations, marks)
     return result
+
+
+def has_crashed(case: EvalCase, invocations: Sequence[Invocation]) -> bool:
+    """Return whether a turn of a trial failed or was cancelled unexpectedly."""
+    return any(_find_crashes(case, invocations))
+
+
+def build_crashed_attempt(case: EvalCase, invocations: Sequence[Invocation]) -> CrashedAttempt:
+    """Return what is kept of an attempt at a trial that crashed."""
+    result = _build_crash_result(case, invocations, trial=0)
+    return CrashedAttempt(
+        reason=result.reason,
+        run_ids=[invocation.run_id for invocation in invocations],
+        usage=result.usage if result.HasField("usage") else None,
+    )
 
 
 def _find_crashes(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[tuple[int, Invocation]]:

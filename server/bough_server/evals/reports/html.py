@@ -10,6 +10,8 @@ from bough_server.evals.reports.page import Block, Note, indent_json, render
 from bough_server.evals.reports.trees import TurnView, iter_turn_views, usage_facts
 from bough_server.evals.reports.words import (
     CHANGES,
+    best_text,
+    cell_rows,
     change_reasons,
     comparison_sentences,
     comparison_text,
@@ -17,12 +19,15 @@ from bough_server.evals.reports.words import (
     describe_unused_mocks,
     incomplete_text,
     means_texts,
+    pass_rate_text,
     rate_text,
     rates_text,
     reasons_of,
     reasons_of_trial,
     result_text,
+    retries_text,
     trial_text,
+    value_text,
     verdict_text,
 )
 from bough_server.evals.results.verdicts import list_usages
@@ -143,6 +148,8 @@ def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.Ev
         style=_result_style(result),
         shares=list(_shares(result.totals)),
         head=list(_head(result, comparison)),
+        cells=cell_rows(result),
+        best=best_text(result),
         gates=[_gate(gate) for gate in result.gates],
         changes=list(_changes(comparison)) if comparison is not None else [],
         metrics=metrics[:_MOST_METRICS],
@@ -182,14 +189,15 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):
-        bounds = found.pass_rate_interval
-        parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
+        parts.append(f"pass rate {pass_rate_text(found)}")
     style = _result_style(result)
     if incomplete := incomplete_text(result):
         yield Note(text=incomplete, style=style)
     yield Note(text=" · ".join(parts), style=style)
     if result.reason:
         yield Note(text=result.reason, style=style)
+    if retries := retries_text(found):
+        yield Note(text=retries, style="anomaly")
     if means := means_texts(found):
         yield Note(text=f"means: {' · '.join(means)}")
     for name, usage in zip(("runs", "judges", "simulated users"), list_usages(found), strict=True):
@@ -208,8 +216,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
 
 
 def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
-    value = f"{gate.value:.4g}" if gate.HasField("value") else ""
-    verdict = verdict_text(gate.verdict)
+    verdict, value = verdict_text(gate.verdict), value_text(gate)
     return GateRow(gate=gate.gate, verdict=verdict, style=_style(gate.verdict), value=value, reason=gate.reason)
 
 

@@ -9,16 +9,21 @@ from bough.v1 import eval_result_pb2
 from bough_server.evals.reports.tree_text import trees_text
 from bough_server.evals.reports.words import (
     CHANGES,
+    best_text,
+    cell_rows,
     change_reasons,
     comparison_sentences,
     comparison_text,
     cost_text,
     incomplete_text,
     means_texts,
+    pass_rate_text,
     rate_text,
     rates_text,
     reasons_of,
     result_text,
+    retries_text,
+    value_text,
     verdict_text,
 )
 from bough_server.evals.results.gate_numbers import pluralize
@@ -80,15 +85,21 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):
-        bounds = found.pass_rate_interval
-        parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
+        parts.append(f"pass rate {pass_rate_text(found)}")
     parts += map(_plain, means_texts(found)[:_MOST_METRICS])
-    if cost := cost_text(result):
+    if cost := cost_text(found):
         parts.append(_plain(cost))
     yield ", ".join(parts)
     yield ""
-    if result.reason:
-        yield _plain(result.reason)
+    for text in filter(None, (result.reason, retries_text(found), best_text(result))):
+        yield _plain(text)
+        yield ""
+    if result.cells:
+        yield "| cell | cases | pass rate | means | cost |"
+        yield "|---|---|---|---|---|"
+        for cell in cell_rows(result):
+            name = f"**{_plain(cell.name)}**, the best" if cell.is_best else _plain(cell.name)
+            yield f"| {name} | {cell.cases} | {cell.rate} | {_plain(cell.means)} | {_plain(cell.cost)} |"
         yield ""
     if found.flaky_cases:
         more = f" and {len(found.flaky_cases) - _MOST_FLAKY} more" if len(found.flaky_cases) > _MOST_FLAKY else ""
@@ -98,7 +109,7 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
 
 def _gates(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     for gate in result.gates:
-        value = f": {gate.value:.4g}" if gate.HasField("value") else ""
+        value = f": {_plain(measured)}" if (measured := value_text(gate)) else ""
         reason = f" ({_plain(gate.reason)})" if gate.reason else ""
         yield f"- {verdict_text(gate.verdict)}: {_plain(gate.gate)}{value}{reason}"
 

@@ -81,6 +81,7 @@ def case_result(
         faults=_summarize_faults(planned, trials),
         reruns=reruns,
         trial_means=_measure_trials(ordered),
+        cell=planned.cell,
     )
 
 
@@ -272,6 +273,7 @@ def totals(
         flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
         reruns=planned_reruns,
         reruns_ended=sum(len(case.reruns) for case in cases),
+        retried_trials=sum(bool(trial.crashed_attempts) for trial in every),
     )
     if rates := [case.statistics.pass_rate for case in cases if case.statistics.HasField("pass_rate")]:
         result.pass_rate = statistics.mean(rates)

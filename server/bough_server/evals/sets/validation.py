@@ -30,6 +30,7 @@ from bough_server.evals.sets.expectation_validation import (
     reference_problems,
     unknown_name,
 )
+from bough_server.evals.sets.matrix import count_cells, matrix_problems
 from bough_server.evals.sets.unknown_names import unknown_names
 from bough_server.log.session_state import is_key
 from bough_server.matching.values import check_matcher
@@ -69,6 +70,7 @@ def _problems(
     yield from _set_problems(eval_set, agent, known, trials)
     yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
     yield from _faults_problems(eval_set.defaults.faults, "defaults.faults", known)
+    yield from matrix_problems(eval_set, known)
     yield from _default_problems(eval_set)
     yield from _id_problems(eval_set)
     if known.agents is not None:
@@ -114,6 +116,12 @@ def _set_problems(
     planned = sum(count_trials(case, eval_set.defaults, trials=trials) for case in eval_set.cases)
     if planned > MAX_TRIALS:
         yield "cases", f"have {planned:,} trials in all; an evaluation may have {MAX_TRIALS:,}."
+    cells = count_cells(eval_set.matrix)
+    if planned <= MAX_TRIALS < planned * cells:
+        yield "matrix", f"{planned:,} trials in {cells} cells are {planned * cells:,}, and may be {MAX_TRIALS:,}."
+    merged = (eval_set.ByteSize() + defaults * len(eval_set.cases)) * cells
+    if merged > MAX_MERGED_BYTES:
+        yield "matrix", f"The cases of all {cells} cells are {merged:,} bytes, and may be {MAX_MERGED_BYTES:,}."
 
 
 def _default_problems(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:

@@ -34,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIqYBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIjCgZmYXVsdHMYBSADKAsyEy5ib3VnaC52MS5FdmFsRmF1bHRCCQoHX3RyaWFscyL5AwoIRXZhbENhc2USCgoCaWQYASABKAkSEwoLZGVzY3JpcHRpb24YAiABKAkSLgoGbGFiZWxzGAMgAygLMh4uYm91Z2gudjEuRXZhbENhc2UuTGFiZWxzRW50cnkSIQoFdHVybnMYBCADKAsyEi5ib3VnaC52MS5FdmFsVHVybhIaChJzZXNzaW9uX3N0YXRlX2pzb24YBSABKAkSJAoGb3JpZ2luGAYgASgLMhQuYm91Z2gudjEuRXZhbE9yaWdpbhIiCgVtb2NrcxgHIAEoCzITLmJvdWdoLnYxLlRvb2xNb2NrcxIlCgdhbnN3ZXJzGAggAygLMhQuYm91Z2gudjEuRXZhbEFuc3dlchIlCgdtZXRyaWNzGAkgAygLMhQuYm91Z2gudjEuRXZhbE1ldHJpYxITCgZ0cmlhbHMYCiABKAVIAIgBARIqCgd0aW1lb3V0GAsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiUKBHVzZXIYDCABKAsyFy5ib3VnaC52MS5TaW11bGF0ZWRVc2VyEiMKBmZhdWx0cxgNIAMoCzITLmJvdWdoLnYxLkV2YWxGYXVsdBotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgkKB190cmlhbHMi2gEKDVNpbXVsYXRlZFVzZXISDwoHcGVyc29uYRgBIAEoCRIMCgRnb2FsGAIgASgJEgwKBHBsYW4YAyABKAkSDQoFbW9kZWwYBCABKAkSFgoJbWF4X3R1cm5zGAUgASgFSACIAQESEQoJc3RvcF93aGVuGAYgASgJEikKBmV4cGVjdBgHIAEoCzIZLmJvdWdoLnYxLkV2YWxFeHBlY3RhdGlvbhIpCghzZXR0aW5ncxgIIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3NCDAoKX21heF90dXJucyKfAQoIRXZhbFR1cm4SDAoEdXNlchgBIAEoCRIgCgVpbnB1dBgCIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USKQoGZXhwZWN0GAMgASgLMhkuYm91Z2gudjEuRXZhbEV4cGVjdGF0aW9uEiwKCHJlY29yZGVkGAQgASgLMhouYm91Z2gudjEuSW52b2NhdGlvblNvdXJjZRIKCgJpZBgFIAEoCSKvAQoPRXZhbEV4cGVjdGF0aW9uEigKBmFuc3dlchgBIAEoCzIYLmJvdWdoLnYxLkV4cGVjdGVkQW5zd2VyEiUKBXRvb2xzGAIgAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEicKBmFnZW50cxgDIAMoCzIXLmJvdWdoLnYxLkV4cGVjdGVkQWdlbnQSIgoDcnVuGAQgASgLMhUuYm91Z2gudjEuRXhwZWN0ZWRSdW4i8AEKC0V4cGVjdGVkUnVuEicKBXN0YXRlGAEgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSJQoGcmVhc29uGAIgASgOMhUuYm91Z2gudjEuRXJyb3JSZWFzb24SMwoNc2Vzc2lvbl9zdGF0ZRgDIAMoCzIcLmJvdWdoLnYxLkV4cGVjdGVkU3RhdGVWYWx1ZRIrCghoYW5kb2ZmcxgEIAMoCzIZLmJvdWdoLnYxLkV4cGVjdGVkSGFuZG9mZhIvCg1oYW5kb2Zmc19tb2RlGAUgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUiXwoSRXhwZWN0ZWRTdGF0ZVZhbHVlEgwKBHBhdGgYASABKAkSKwoLdmFsdWVfbWF0Y2gYAiABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISDgoGYWJzZW50GAMgASgIIjcKD0V4cGVjdGVkSGFuZG9mZhISCgpmcm9tX2FnZW50GAEgASgJEhAKCHRvX2FnZW50GAIgASgJIvwBCg5FeHBlY3RlZEFuc3dlchISCgVleGFjdBgBIAEoCUgAiAEBEhAKCGNvbnRhaW5zGAIgAygJEhAKCGV4Y2x1ZGVzGAMgAygJEg0KBXJlZ2V4GAQgASgJEiQKBGpzb24YBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEwoLaWdub3JlX2Nhc2UYBiABKAgSGwoObWluX2NoYXJhY3RlcnMYByABKAVIAYgBARIbCg5tYXhfY2hhcmFjdGVycxgIIAEoBUgCiAEBQggKBl9leGFjdEIRCg9fbWluX2NoYXJhY3RlcnNCEQoPX21heF9jaGFyYWN0ZXJzIpoBCgxWYWx1ZU1hdGNoZXISFQoLZXF1YWxzX2pzb24YASABKAlIABIVCgtzdWJzZXRfanNvbhgCIAEoCUgAEg8KBXJlZ2V4GAMgASgJSAASFQoLc2NoZW1hX2pzb24YBCABKAlIABIOCgZpZ25vcmUYBSADKAkSGAoQbnVtYmVyX3RvbGVyYW5jZRgGIAEoAUIKCghleHBlY3RlZCL/AQoMRXhwZWN0ZWRUb29sEgwKBG5hbWUYASABKAkSFgoOYXJndW1lbnRzX2pzb24YAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC3Jlc3VsdF9qc29uGAQgASgJEiwKDHJlc3VsdF9tYXRjaBgFIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgpuYW1lX3JlZ2V4GAYgASgJEhAKA250aBgHIAEoBUgAiAEBEicKBXN0YXRlGAggASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGVCBgoEX250aCJACgpFdmFsUmVwZWF0EhAKA21pbhgBIAEoBUgAiAEBEhAKA21heBgCIAEoBUgBiAEBQgYKBF9taW5CBgoEX21heCKXAwoNRXhwZWN0ZWRBZ2VudBIMCgRuYW1lGAEgASgJEhAKCG9wdGlvbmFsGAIgASgIEiQKBnJlcGVhdBgDIAEoCzIULmJvdWdoLnYxLkV2YWxSZXBlYXQSKQoIY2hpbGRyZW4YBCADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EisKDmNoaWxkcmVuX29yZGVyGAUgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEioKBWV4dHJhGAYgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kSEQoJZm9yYmlkZGVuGAcgAygJEiUKBXRvb2xzGAggAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sEiwKCnRvb2xzX21vZGUYCSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZRInCgVzdGF0ZRgKIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEisKC2lucHV0X21hdGNoGAsgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyIlwKCkV2YWxPcmlnaW4SDgoGcnVuX2lkGAEgASgJEhYKDmFmdGVyX3NlcXVlbmNlGAIgASgDEiYKB2NoYW5nZXMYAyABKAsyFS5ib3VnaC52MS5Gb3JrQ2hhbmdlcyK8AQoJVG9vbE1vY2tzEiEKBXRvb2xzGAEgAygLMhIuYm91Z2gudjEuVG9vbE1vY2sSDgoGcnVuX2lkGAIgASgJEhMKBnN0cmljdBgDIAEoCEgAiAEBEiMKBmFnZW50cxgEIAMoCzITLmJvdWdoLnYxLkFnZW50TW9jaxIjCgZmYXVsdHMYBSADKAsyEy5ib3VnaC52MS5FdmFsRmF1bHQSEgoKZmF1bHRfc2VlZBgGIAEoCUIJCgdfc3RyaWN0IsYBCglFdmFsRmF1bHQSDgoEdG9vbBgBIAEoCUgAEg8KBW1vZGVsGAIgASgJSAASDQoFYWdlbnQYAyABKAkSDQoFc2hhcmUYBCABKAESJAoEZmFpbBgFIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3JIARIqCgVkZWxheRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhUKC2Fuc3dlcl9qc29uGAcgASgJSAFCCAoGdGFyZ2V0QgcKBWZhdWx0ItwBCglBZ2VudE1vY2sSDQoFYWdlbnQYASABKAkSDgoGY2FsbGVyGAIgASgJEisKC2lucHV0X21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhIKBXRpbWVzGAQgASgFSAGIAQESJAoHbWVzc2FnZRgFIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2VIABIlCgVlcnJvchgGIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3JIABIOCgR0ZXh0GAcgASgJSABCCAoGYW5zd2VyQggKBl90aW1lcyLBAQoIVG9vbE1vY2sSDAoEbmFtZRgBIAEoCRINCgVhZ2VudBgCIAEoCRIvCg9hcmd1bWVudHNfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISFQoLcmVzdWx0X2pzb24YBCABKAlIABIoCgdvdXRjb21lGAUgASgLMhUuYm91Z2gudjEuVG9vbE91dGNvbWVIABISCgV0aW1lcxgGIAEoBUgBiAEBQggKBmFuc3dlckIICgZfdGltZXMixwEKCkV2YWxBbnN3ZXISDQoFYWdlbnQYASABKAkSDgoEdG9vbBgCIAEoCUgAEhIKCHF1ZXN0aW9uGAMgASgJSAASLgoIYXBwcm92YWwYBCABKAsyGi5ib3VnaC52MS5BcHByb3ZhbERlY2lzaW9uSAESFAoKdmFsdWVfanNvbhgFIAEoCUgBEi0KDHRvb2xfb3V0Y29tZRgGIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAFCBwoFYWJvdXRCCAoGYW5zd2VyIosECgpFdmFsTWV0cmljEgwKBG5hbWUYASABKAkSFgoJdGhyZXNob2xkGAIgASgBSAGIAQESOwoQYWdlbnRfdHJhamVjdG9yeRgDIAEoCzIfLmJvdWdoLnYxLkFnZW50VHJhamVjdG9yeU1ldHJpY0gAEjkKD3Rvb2xfdHJhamVjdG9yeRgEIAEoCzIeLmJvdWdoLnYxLlRvb2xUcmFqZWN0b3J5TWV0cmljSAASNwoOZmluYWxfcmVzcG9uc2UYBSABKAsyHS5ib3VnaC52MS5GaW5hbFJlc3BvbnNlTWV0cmljSAASKAoGYnVkZ2V0GAYgASgLMhYuYm91Z2gudjEuQnVkZ2V0TWV0cmljSAASLQoJbGxtX2p1ZGdlGAcgASgLMhguYm91Z2gudjEuTGxtSnVkZ2VNZXRyaWNIABIoCgZjdXN0b20YCCABKAsyFi5ib3VnaC52MS5DdXN0b21NZXRyaWNIABIxCgtydW5fb3V0Y29tZRgJIAEoCzIaLmJvdWdoLnYxLlJ1bk91dGNvbWVNZXRyaWNIABIoCgdyb3VnZV8xGAogASgLMhUuYm91Z2gudjEuUm91Z2VNZXRyaWNIABIwCgpzaW1pbGFyaXR5GAsgASgLMhouYm91Z2gudjEuU2ltaWxhcml0eU1ldHJpY0gAQgYKBGtpbmRCDAoKX3RocmVzaG9sZCISChBSdW5PdXRjb21lTWV0cmljIjAKCkFnZW50S2luZHMSIgoFa2luZHMYASADKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQingEKFUFnZW50VHJhamVjdG9yeU1ldHJpYxIpCgt0cmFuc3BhcmVudBgBIAEoCzIULmJvdWdoLnYxLkFnZW50S2luZHMSKAoLcm9vdHNfb3JkZXIYAiABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISMAoLZXh0cmFfcm9vdHMYAyABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeSJ0ChRUb29sVHJhamVjdG9yeU1ldHJpYxImCgRtb2RlGAEgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSDQoFYWdlbnQYAiABKAkSJQoFdG9vbHMYAyADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wiTgoTRmluYWxSZXNwb25zZU1ldHJpYxINCgVhZ2VudBgBIAEoCRIoCgZhbnN3ZXIYAiABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlciIgCgtSb3VnZU1ldHJpYxIRCglyZWZlcmVuY2UYASABKAkiJQoQU2ltaWxhcml0eU1ldHJpYxIRCglyZWZlcmVuY2UYASABKAkiXwoMQnVkZ2V0TWV0cmljEg0KBWFnZW50GAEgASgJEiAKBmxpbWl0cxgCIAEoCzIQLmJvdWdoLnYxLkxpbWl0cxITCgZlcnJvcnMYAyABKAVIAIgBAUIJCgdfZXJyb3JzIkAKCkp1ZGdlU2NhbGUSEAoDbWluGAEgASgFSACIAQESEAoDbWF4GAIgASgFSAGIAQFCBgoEX21pbkIGCgRfbWF4InIKC0p1ZGdlUnVicmljEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSJAoFcmVhZHkYAyABKA4yFS5ib3VnaC52MS5SZWFkeVJ1YnJpYxIjCgVzY2FsZRgEIAEoCzIULmJvdWdoLnYxLkp1ZGdlU2NhbGUixQEKDkxsbUp1ZGdlTWV0cmljEg0KBW1vZGVsGAEgASgJEiYKB3J1YnJpY3MYAiADKAsyFS5ib3VnaC52MS5KdWRnZVJ1YnJpYxIQCgh0ZW1wbGF0ZRgDIAEoCRIUCgdzYW1wbGVzGAQgASgFSACIAQESKQoIc2V0dGluZ3MYBSABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzEg0KBWZyZXNoGAYgASgIEg4KBm1vZGVscxgHIAMoCUIKCghfc2FtcGxlcyIxCgxDdXN0b21NZXRyaWMSDAoEbmFtZRgBIAEoCRITCgtjb25maWdfanNvbhgCIAEoCSpZCglFdmFsT3JkZXISGgoWRVZBTF9PUkRFUl9VTlNQRUNJRklFRBAAEhgKFEVWQUxfT1JERVJfVU5PUkRFUkVEEAESFgoSRVZBTF9PUkRFUl9PUkRFUkVEEAIqdwoRRXh0cmFBZ2VudHNQb2xpY3kSIwofRVhUUkFfQUdFTlRTX1BPTElDWV9VTlNQRUNJRklFRBAAEh4KGkVYVFJBX0FHRU5UU19QT0xJQ1lfUkVGVVNFEAESHQoZRVhUUkFfQUdFTlRTX1BPTElDWV9BTExPVxACKsMBCg5UcmFqZWN0b3J5TW9kZRIfChtUUkFKRUNUT1JZX01PREVfVU5TUEVDSUZJRUQQABIZChVUUkFKRUNUT1JZX01PREVfRVhBQ1QQARIcChhUUkFKRUNUT1JZX01PREVfSU5fT1JERVIQAhIdChlUUkFKRUNUT1JZX01PREVfQU5ZX09SREVSEAMSHAoYVFJBSkVDVE9SWV9NT0RFX1NVUEVSU0VUEAQSGgoWVFJBSkVDVE9SWV9NT0RFX1NVQlNFVBAFKoQBCgtSZWFkeVJ1YnJpYxIcChhSRUFEWV9SVUJSSUNfVU5TUEVDSUZJRUQQABIZChVSRUFEWV9SVUJSSUNfR1JPVU5ERUQQARIlCiFSRUFEWV9SVUJSSUNfQU5TV0VSU19USEVfUVVFU1RJT04QAhIVChFSRUFEWV9SVUJSSUNfU0FGRRADQlYKDGRldi5ib3VnaC52MUIMRXZhbFNldFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEirgEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlEiQKBm1hdHJpeBgGIAEoCzIULmJvdWdoLnYxLkV2YWxNYXRyaXgiVAoKRXZhbE1hdHJpeBINCgVhZ2VudBgBIAEoCRINCgVtb2RlbBgCIAMoCRITCgtpbnN0cnVjdGlvbhgDIAMoCRITCgt0ZW1wZXJhdHVyZRgEIAMoASLUAQoMRXZhbERlZmF1bHRzEhMKBnRyaWFscxgBIAEoBUgAiAEBEiUKB21ldHJpY3MYAiADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEioKB3RpbWVvdXQYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGgoNcmV0cnlfY3Jhc2hlZBgEIAEoBUgBiAEBEiMKBmZhdWx0cxgFIAMoCzITLmJvdWdoLnYxLkV2YWxGYXVsdEIJCgdfdHJpYWxzQhAKDl9yZXRyeV9jcmFzaGVkIvkDCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJQoEdXNlchgMIAEoCzIXLmJvdWdoLnYxLlNpbXVsYXRlZFVzZXISIwoGZmF1bHRzGA0gAygLMhMuYm91Z2gudjEuRXZhbEZhdWx0Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAFCCQoHX3RyaWFscyLaAQoNU2ltdWxhdGVkVXNlchIPCgdwZXJzb25hGAEgASgJEgwKBGdvYWwYAiABKAkSDAoEcGxhbhgDIAEoCRINCgVtb2RlbBgEIAEoCRIWCgltYXhfdHVybnMYBSABKAVIAIgBARIRCglzdG9wX3doZW4YBiABKAkSKQoGZXhwZWN0GAcgASgLMhkuYm91Z2gudjEuRXZhbEV4cGVjdGF0aW9uEikKCHNldHRpbmdzGAggASgLMhcuYm91Z2gudjEuTW9kZWxTZXR0aW5nc0IMCgpfbWF4X3R1cm5zIp8BCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlEgoKAmlkGAUgASgJIq8BCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIiCgNydW4YBCABKAsyFS5ib3VnaC52MS5FeHBlY3RlZFJ1biLwAQoLRXhwZWN0ZWRSdW4SJwoFc3RhdGUYASABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIlCgZyZWFzb24YAiABKA4yFS5ib3VnaC52MS5FcnJvclJlYXNvbhIzCg1zZXNzaW9uX3N0YXRlGAMgAygLMhwuYm91Z2gudjEuRXhwZWN0ZWRTdGF0ZVZhbHVlEisKCGhhbmRvZmZzGAQgAygLMhkuYm91Z2gudjEuRXhwZWN0ZWRIYW5kb2ZmEi8KDWhhbmRvZmZzX21vZGUYBSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJfChJFeHBlY3RlZFN0YXRlVmFsdWUSDAoEcGF0aBgBIAEoCRIrCgt2YWx1ZV9tYXRjaBgCIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIOCgZhYnNlbnQYAyABKAgiNwoPRXhwZWN0ZWRIYW5kb2ZmEhIKCmZyb21fYWdlbnQYASABKAkSEAoIdG9fYWdlbnQYAiABKAki/AEKDkV4cGVjdGVkQW5zd2VyEhIKBWV4YWN0GAEgASgJSACIAQESEAoIY29udGFpbnMYAiADKAkSEAoIZXhjbHVkZXMYAyADKAkSDQoFcmVnZXgYBCABKAkSJAoEanNvbhgFIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtpZ25vcmVfY2FzZRgGIAEoCBIbCg5taW5fY2hhcmFjdGVycxgHIAEoBUgBiAEBEhsKDm1heF9jaGFyYWN0ZXJzGAggASgFSAKIAQFCCAoGX2V4YWN0QhEKD19taW5fY2hhcmFjdGVyc0IRCg9fbWF4X2NoYXJhY3RlcnMimgEKDFZhbHVlTWF0Y2hlchIVCgtlcXVhbHNfanNvbhgBIAEoCUgAEhUKC3N1YnNldF9qc29uGAIgASgJSAASDwoFcmVnZXgYAyABKAlIABIVCgtzY2hlbWFfanNvbhgEIAEoCUgAEg4KBmlnbm9yZRgFIAMoCRIYChBudW1iZXJfdG9sZXJhbmNlGAYgASgBQgoKCGV4cGVjdGVkIv8BCgxFeHBlY3RlZFRvb2wSDAoEbmFtZRgBIAEoCRIWCg5hcmd1bWVudHNfanNvbhgCIAEoCRIvCg9hcmd1bWVudHNfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEwoLcmVzdWx0X2pzb24YBCABKAkSLAoMcmVzdWx0X21hdGNoGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhIKCm5hbWVfcmVnZXgYBiABKAkSEAoDbnRoGAcgASgFSACIAQESJwoFc3RhdGUYCCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZUIGCgRfbnRoIkAKCkV2YWxSZXBlYXQSEAoDbWluGAEgASgFSACIAQESEAoDbWF4GAIgASgFSAGIAQFCBgoEX21pbkIGCgRfbWF4IpcDCg1FeHBlY3RlZEFnZW50EgwKBG5hbWUYASABKAkSEAoIb3B0aW9uYWwYAiABKAgSJAoGcmVwZWF0GAMgASgLMhQuYm91Z2gudjEuRXZhbFJlcGVhdBIpCghjaGlsZHJlbhgEIAMoCzIXLmJvdWdoLnYxLkV4cGVjdGVkQWdlbnQSKwoOY2hpbGRyZW5fb3JkZXIYBSABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISKgoFZXh0cmEYBiABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeRIRCglmb3JiaWRkZW4YByADKAkSJQoFdG9vbHMYCCADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSLAoKdG9vbHNfbW9kZRgJIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEicKBXN0YXRlGAogASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSKwoLaW5wdXRfbWF0Y2gYCyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXIiXAoKRXZhbE9yaWdpbhIOCgZydW5faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSJgoHY2hhbmdlcxgDIAEoCzIVLmJvdWdoLnYxLkZvcmtDaGFuZ2VzIrwBCglUb29sTW9ja3MSIQoFdG9vbHMYASADKAsyEi5ib3VnaC52MS5Ub29sTW9jaxIOCgZydW5faWQYAiABKAkSEwoGc3RyaWN0GAMgASgISACIAQESIwoGYWdlbnRzGAQgAygLMhMuYm91Z2gudjEuQWdlbnRNb2NrEiMKBmZhdWx0cxgFIAMoCzITLmJvdWdoLnYxLkV2YWxGYXVsdBISCgpmYXVsdF9zZWVkGAYgASgJQgkKB19zdHJpY3QixgEKCUV2YWxGYXVsdBIOCgR0b29sGAEgASgJSAASDwoFbW9kZWwYAiABKAlIABINCgVhZ2VudBgDIAEoCRINCgVzaGFyZRgEIAEoARIkCgRmYWlsGAUgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgBEioKBWRlbGF5GAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSAESFQoLYW5zd2VyX2pzb24YByABKAlIAUIICgZ0YXJnZXRCBwoFZmF1bHQi3AEKCUFnZW50TW9jaxINCgVhZ2VudBgBIAEoCRIOCgZjYWxsZXIYAiABKAkSKwoLaW5wdXRfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoFdGltZXMYBCABKAVIAYgBARIkCgdtZXNzYWdlGAUgASgLMhEuYm91Z2gudjEuTWVzc2FnZUgAEiUKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgAEg4KBHRleHQYByABKAlIAEIICgZhbnN3ZXJCCAoGX3RpbWVzIsEBCghUb29sTW9jaxIMCgRuYW1lGAEgASgJEg0KBWFnZW50GAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIVCgtyZXN1bHRfanNvbhgEIAEoCUgAEigKB291dGNvbWUYBSABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgAEhIKBXRpbWVzGAYgASgFSAGIAQFCCAoGYW5zd2VyQggKBl90aW1lcyLHAQoKRXZhbEFuc3dlchINCgVhZ2VudBgBIAEoCRIOCgR0b29sGAIgASgJSAASEgoIcXVlc3Rpb24YAyABKAlIABIuCghhcHByb3ZhbBgEIAEoCzIaLmJvdWdoLnYxLkFwcHJvdmFsRGVjaXNpb25IARIUCgp2YWx1ZV9qc29uGAUgASgJSAESLQoMdG9vbF9vdXRjb21lGAYgASgLMhUuYm91Z2gudjEuVG9vbE91dGNvbWVIAUIHCgVhYm91dEIICgZhbnN3ZXIiiwQKCkV2YWxNZXRyaWMSDAoEbmFtZRgBIAEoCRIWCgl0aHJlc2hvbGQYAiABKAFIAYgBARI7ChBhZ2VudF90cmFqZWN0b3J5GAMgASgLMh8uYm91Z2gudjEuQWdlbnRUcmFqZWN0b3J5TWV0cmljSAASOQoPdG9vbF90cmFqZWN0b3J5GAQgASgLMh4uYm91Z2gudjEuVG9vbFRyYWplY3RvcnlNZXRyaWNIABI3Cg5maW5hbF9yZXNwb25zZRgFIAEoCzIdLmJvdWdoLnYxLkZpbmFsUmVzcG9uc2VNZXRyaWNIABIoCgZidWRnZXQYBiABKAsyFi5ib3VnaC52MS5CdWRnZXRNZXRyaWNIABItCglsbG1fanVkZ2UYByABKAsyGC5ib3VnaC52MS5MbG1KdWRnZU1ldHJpY0gAEigKBmN1c3RvbRgIIAEoCzIWLmJvdWdoLnYxLkN1c3RvbU1ldHJpY0gAEjEKC3J1bl9vdXRjb21lGAkgASgLMhouYm91Z2gudjEuUnVuT3V0Y29tZU1ldHJpY0gAEigKB3JvdWdlXzEYCiABKAsyFS5ib3VnaC52MS5Sb3VnZU1ldHJpY0gAEjAKCnNpbWlsYXJpdHkYCyABKAsyGi5ib3VnaC52MS5TaW1pbGFyaXR5TWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIhIKEFJ1bk91dGNvbWVNZXRyaWMiMAoKQWdlbnRLaW5kcxIiCgVraW5kcxgBIAMoDjITLmJvdWdoLnYxLkFnZW50S2luZCKeAQoVQWdlbnRUcmFqZWN0b3J5TWV0cmljEikKC3RyYW5zcGFyZW50GAEgASgLMhQuYm91Z2gudjEuQWdlbnRLaW5kcxIoCgtyb290c19vcmRlchgCIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIwCgtleHRyYV9yb290cxgDIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5InQKFFRvb2xUcmFqZWN0b3J5TWV0cmljEiYKBG1vZGUYASABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZRINCgVhZ2VudBgCIAEoCRIlCgV0b29scxgDIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbCJOChNGaW5hbFJlc3BvbnNlTWV0cmljEg0KBWFnZW50GAEgASgJEigKBmFuc3dlchgCIAEoCzIYLmJvdWdoLnYxLkV4cGVjdGVkQW5zd2VyIiAKC1JvdWdlTWV0cmljEhEKCXJlZmVyZW5jZRgBIAEoCSIlChBTaW1pbGFyaXR5TWV0cmljEhEKCXJlZmVyZW5jZRgBIAEoCSJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiQAoKSnVkZ2VTY2FsZRIQCgNtaW4YASABKAVIAIgBARIQCgNtYXgYAiABKAVIAYgBAUIGCgRfbWluQgYKBF9tYXgicgoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCRIkCgVyZWFkeRgDIAEoDjIVLmJvdWdoLnYxLlJlYWR5UnVicmljEiMKBXNjYWxlGAQgASgLMhQuYm91Z2gudjEuSnVkZ2VTY2FsZSLFAQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAgSDgoGbW9kZWxzGAcgAygJQgoKCF9zYW1wbGVzIjEKDEN1c3RvbU1ldHJpYxIMCgRuYW1lGAEgASgJEhMKC2NvbmZpZ19qc29uGAIgASgJKlkKCUV2YWxPcmRlchIaChZFVkFMX09SREVSX1VOU1BFQ0lGSUVEEAASGAoURVZBTF9PUkRFUl9VTk9SREVSRUQQARIWChJFVkFMX09SREVSX09SREVSRUQQAip3ChFFeHRyYUFnZW50c1BvbGljeRIjCh9FWFRSQV9BR0VOVFNfUE9MSUNZX1VOU1BFQ0lGSUVEEAASHgoaRVhUUkFfQUdFTlRTX1BPTElDWV9SRUZVU0UQARIdChlFWFRSQV9BR0VOVFNfUE9MSUNZX0FMTE9XEAIqwwEKDlRyYWplY3RvcnlNb2RlEh8KG1RSQUpFQ1RPUllfTU9ERV9VTlNQRUNJRklFRBAAEhkKFVRSQUpFQ1RPUllfTU9ERV9FWEFDVBABEhwKGFRSQUpFQ1RPUllfTU9ERV9JTl9PUkRFUhACEh0KGVRSQUpFQ1RPUllfTU9ERV9BTllfT1JERVIQAxIcChhUUkFKRUNUT1JZX01PREVfU1VQRVJTRVQQBBIaChZUUkFKRUNUT1JZX01PREVfU1VCU0VUEAUqhAEKC1JlYWR5UnVicmljEhwKGFJFQURZX1JVQlJJQ19VTlNQRUNJRklFRBAAEhkKFVJFQURZX1JVQlJJQ19HUk9VTkRFRBABEiUKIVJFQURZX1JVQlJJQ19BTlNXRVJTX1RIRV9RVUVTVElPThACEhUKEVJFQURZX1JVQlJJQ19TQUZFEANCVgoMZGV2LmJvdWdoLnYxQgxFdmFsU2V0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -76,6 +76,13 @@ export type EvalSet = Message<"bough.v1.EvalSet"> & {
    * @generated from field: repeated bough.v1.EvalCase cases = 5;
    */
   cases: EvalCase[];
+
+  /**
+   * What every case is run with, in turn, unless EvaluateRequest.matrix says something else. Unset for what the agents' definitions say.
+   *
+   * @generated from field: bough.v1.EvalMatrix matrix = 6;
+   */
+  matrix?: EvalMatrix | undefined;
 };
 
 /**
@@ -84,6 +91,52 @@ export type EvalSet = Message<"bough.v1.EvalSet"> & {
  */
 export const EvalSetSchema: GenMessage<EvalSet> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 0);
+
+/**
+ * Values of an agent's definition that are tried in every combination. A combination is a cell, named by its values, such as
+ * "model=small, instruction=2"; instructions are named by their numbers, from 1. Every case is run in every cell: it is a case of the
+ * result there, with the cell's name in brackets behind its id, such as "refund [model=small]", and in its label "bough/cell". A result
+ * has at most 64 cells. No case may have an origin or recorded invocations, whose agents are given.
+ *
+ * @generated from message bough.v1.EvalMatrix
+ */
+export type EvalMatrix = Message<"bough.v1.EvalMatrix"> & {
+  /**
+   * The agent whose definition is changed; empty for the evaluated agent. Unknown, or one that calls no model: INVALID_ARGUMENT.
+   *
+   * @generated from field: string agent = 1;
+   */
+  agent: string;
+
+  /**
+   * Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT.
+   *
+   * @generated from field: repeated string model = 2;
+   */
+  model: string[];
+
+  /**
+   * Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+   * most 1 MiB together.
+   *
+   * @generated from field: repeated string instruction = 3;
+   */
+  instruction: string[];
+
+  /**
+   * Sampling temperatures; empty for the one of the definition.
+   *
+   * @generated from field: repeated double temperature = 4;
+   */
+  temperature: number[];
+};
+
+/**
+ * Describes the message bough.v1.EvalMatrix.
+ * Use `create(EvalMatrixSchema)` to create a new message.
+ */
+export const EvalMatrixSchema: GenMessage<EvalMatrix> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 1);
 
 /**
  * What holds for every case of a set that does not say otherwise.
@@ -113,6 +166,14 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
   timeout?: Duration | undefined;
 
   /**
+   * How often a trial that crashed is run again: it begins anew, in another session, and what it came to counts. Each crash is listed in
+   * CaseTrialResult.crashed_attempts, and its usage is part of the trial's. A trial that failed is not run again. Default: 0.
+   *
+   * @generated from field: optional int32 retry_crashed = 4;
+   */
+  retryCrashed?: number | undefined;
+
+  /**
    * Faults that are injected into calls, for each case that has no faults itself.
    *
    * @generated from field: repeated bough.v1.EvalFault faults = 5;
@@ -125,7 +186,7 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
  * Use `create(EvalDefaultsSchema)` to create a new message.
  */
 export const EvalDefaultsSchema: GenMessage<EvalDefaults> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 1);
+  messageDesc(file_bough_v1_eval_set, 2);
 
 /**
  * What a user says in a conversation, and what is expected of each answer. At most 2 MiB.
@@ -233,7 +294,7 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
  * Use `create(EvalCaseSchema)` to create a new message.
  */
 export const EvalCaseSchema: GenMessage<EvalCase> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 2);
+  messageDesc(file_bough_v1_eval_set, 3);
 
 /**
  * A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
@@ -315,7 +376,7 @@ export type SimulatedUser = Message<"bough.v1.SimulatedUser"> & {
  * Use `create(SimulatedUserSchema)` to create a new message.
  */
 export const SimulatedUserSchema: GenMessage<SimulatedUser> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 3);
+  messageDesc(file_bough_v1_eval_set, 4);
 
 /**
  * What the user says once, and what is expected of the run that answers.
@@ -365,7 +426,7 @@ export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
  * Use `create(EvalTurnSchema)` to create a new message.
  */
 export const EvalTurnSchema: GenMessage<EvalTurn> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 4);
+  messageDesc(file_bough_v1_eval_set, 5);
 
 /**
  * What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
@@ -408,7 +469,7 @@ export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
  * Use `create(EvalExpectationSchema)` to create a new message.
  */
 export const EvalExpectationSchema: GenMessage<EvalExpectation> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 5);
+  messageDesc(file_bough_v1_eval_set, 6);
 
 /**
  * How a run is expected to end. Every condition that does not hold is named.
@@ -458,7 +519,7 @@ export type ExpectedRun = Message<"bough.v1.ExpectedRun"> & {
  * Use `create(ExpectedRunSchema)` to create a new message.
  */
 export const ExpectedRunSchema: GenMessage<ExpectedRun> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 6);
+  messageDesc(file_bough_v1_eval_set, 7);
 
 /**
  * One of a session's values.
@@ -493,7 +554,7 @@ export type ExpectedStateValue = Message<"bough.v1.ExpectedStateValue"> & {
  * Use `create(ExpectedStateValueSchema)` to create a new message.
  */
 export const ExpectedStateValueSchema: GenMessage<ExpectedStateValue> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 7);
+  messageDesc(file_bough_v1_eval_set, 8);
 
 /**
  * A transfer from one agent to another.
@@ -521,7 +582,7 @@ export type ExpectedHandoff = Message<"bough.v1.ExpectedHandoff"> & {
  * Use `create(ExpectedHandoffSchema)` to create a new message.
  */
 export const ExpectedHandoffSchema: GenMessage<ExpectedHandoff> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 8);
+  messageDesc(file_bough_v1_eval_set, 9);
 
 /**
  * What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
@@ -594,7 +655,7 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
  * Use `create(ExpectedAnswerSchema)` to create a new message.
  */
 export const ExpectedAnswerSchema: GenMessage<ExpectedAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 9);
+  messageDesc(file_bough_v1_eval_set, 10);
 
 /**
  * How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
@@ -663,7 +724,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
  * Use `create(ValueMatcherSchema)` to create a new message.
  */
 export const ValueMatcherSchema: GenMessage<ValueMatcher> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 10);
+  messageDesc(file_bough_v1_eval_set, 11);
 
 /**
  * A tool call that is expected.
@@ -734,7 +795,7 @@ export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
  * Use `create(ExpectedToolSchema)` to create a new message.
  */
 export const ExpectedToolSchema: GenMessage<ExpectedTool> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 11);
+  messageDesc(file_bough_v1_eval_set, 12);
 
 /**
  * How often something is expected.
@@ -762,7 +823,7 @@ export type EvalRepeat = Message<"bough.v1.EvalRepeat"> & {
  * Use `create(EvalRepeatSchema)` to create a new message.
  */
 export const EvalRepeatSchema: GenMessage<EvalRepeat> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 12);
+  messageDesc(file_bough_v1_eval_set, 13);
 
 /**
  * An agent that is expected in the tree, with the agents that it calls.
@@ -853,7 +914,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
  * Use `create(ExpectedAgentSchema)` to create a new message.
  */
 export const ExpectedAgentSchema: GenMessage<ExpectedAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 13);
+  messageDesc(file_bough_v1_eval_set, 14);
 
 /**
  * Where a case begins.
@@ -888,7 +949,7 @@ export type EvalOrigin = Message<"bough.v1.EvalOrigin"> & {
  * Use `create(EvalOriginSchema)` to create a new message.
  */
 export const EvalOriginSchema: GenMessage<EvalOrigin> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 14);
+  messageDesc(file_bough_v1_eval_set, 15);
 
 /**
  * What tools answer in a run instead of being run, those that the client runs included. The first mock that matches a call answers
@@ -949,7 +1010,7 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
  * Use `create(ToolMocksSchema)` to create a new message.
  */
 export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 15);
+  messageDesc(file_bough_v1_eval_set, 16);
 
 /**
  * A fault that is injected into a share of the calls of a tool, or of the attempts of a model, so that a case measures how its agents
@@ -1041,7 +1102,7 @@ export type EvalFault = Message<"bough.v1.EvalFault"> & {
  * Use `create(EvalFaultSchema)` to create a new message.
  */
 export const EvalFaultSchema: GenMessage<EvalFault> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
@@ -1114,7 +1175,7 @@ export type AgentMock = Message<"bough.v1.AgentMock"> & {
  * Use `create(AgentMockSchema)` to create a new message.
  */
 export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 18);
 
 /**
  * An answer to calls of a tool.
@@ -1180,7 +1241,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 19);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -1257,7 +1318,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -1364,7 +1425,7 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
@@ -1380,7 +1441,7 @@ export type RunOutcomeMetric = Message<"bough.v1.RunOutcomeMetric"> & {
  * Use `create(RunOutcomeMetricSchema)` to create a new message.
  */
 export const RunOutcomeMetricSchema: GenMessage<RunOutcomeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Kinds of agents.
@@ -1401,7 +1462,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -1439,7 +1500,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 23);
+  messageDesc(file_bough_v1_eval_set, 24);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -1476,7 +1537,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 24);
+  messageDesc(file_bough_v1_eval_set, 25);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1505,7 +1566,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 25);
+  messageDesc(file_bough_v1_eval_set, 26);
 
 /**
  * Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
@@ -1531,7 +1592,7 @@ export type RougeMetric = Message<"bough.v1.RougeMetric"> & {
  * Use `create(RougeMetricSchema)` to create a new message.
  */
 export const RougeMetricSchema: GenMessage<RougeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 26);
+  messageDesc(file_bough_v1_eval_set, 27);
 
 /**
  * Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
@@ -1556,7 +1617,7 @@ export type SimilarityMetric = Message<"bough.v1.SimilarityMetric"> & {
  * Use `create(SimilarityMetricSchema)` to create a new message.
  */
 export const SimilarityMetricSchema: GenMessage<SimilarityMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 27);
+  messageDesc(file_bough_v1_eval_set, 28);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1595,7 +1656,7 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 28);
+  messageDesc(file_bough_v1_eval_set, 29);
 
 /**
  * The grades by which a judge says how far a rubric holds. A grade scores (grade - min) / (max - min).
@@ -1623,7 +1684,7 @@ export type JudgeScale = Message<"bough.v1.JudgeScale"> & {
  * Use `create(JudgeScaleSchema)` to create a new message.
  */
 export const JudgeScaleSchema: GenMessage<JudgeScale> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 29);
+  messageDesc(file_bough_v1_eval_set, 30);
 
 /**
  * A question that a judge answers by yes or no, or with a grade.
@@ -1666,7 +1727,7 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 30);
+  messageDesc(file_bough_v1_eval_set, 31);
 
 /**
  * Asks one model, or several. The score is the mean over the rubrics and turns: a rubric that is answered by yes or no scores 1 if most
@@ -1739,7 +1800,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 31);
+  messageDesc(file_bough_v1_eval_set, 32);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1769,7 +1830,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 32);
+  messageDesc(file_bough_v1_eval_set, 33);
 
 /**
  * Whether order counts.
