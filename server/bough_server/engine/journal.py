@@ -85,15 +85,33 @@ class Forks:
         """Return what answers calls instead of tools and agents: as the last fork says that says it, else the start.
 
         With `at_sequence` those that were in force when that event was recorded.
+        The faults are those of the last that says anything. A fork that brings nothing but faults has the mocks of its
+        origin.
         """
-        for fork in reversed(self._forks):
-            if fork.run_forked.HasField("mocks") and (at_sequence is None or fork.sequence < at_sequence):
-                return fork.run_forked.mocks
-        return started.mocks if started.HasField("mocks") else None
+        forks = (fork for fork in reversed(self._forks) if at_sequence is None or fork.sequence < at_sequence)
+        brought = [fork.run_forked.mocks for fork in forks if fork.run_forked.HasField("mocks")]
+        if started.HasField("mocks"):
+            brought.append(started.mocks)
+        if not brought:
+            return None
+        newest, mocks = brought[0], next(filter(_has_mocks, brought), brought[0])
+        if mocks is newest:
+            return newest
+        both = eval_set_pb2.ToolMocks()
+        both.CopyFrom(mocks)
+        del both.faults[:]
+        both.faults.extend(newest.faults)
+        both.fault_seed = newest.fault_seed
+        return both
 
     def has_mocks_at(self, sequence: int) -> bool:
         """Return whether the mocks that are in force now were when an event was recorded."""
-        return all(fork.sequence < sequence for fork in self._forks if fork.run_forked.HasField("mocks"))
+        return all(fork.sequence < sequence for fork in self._forks if _has_mocks(fork.run_forked.mocks))
+
+
+def _has_mocks(mocks: eval_set_pb2.ToolMocks) -> bool:
+    """Return whether mocks are more than faults."""
+    return any(field.name not in ("faults", "fault_seed") for field, _ in mocks.ListFields())
 
 
 class Journal:

@@ -136,6 +136,7 @@ class TreeState:
         node.error = None
 
     def _apply_llm_retry(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.count_fault(event.llm_retrying)
         if not event.llm_retrying.not_sent:
             self._charge(node, Sums.of_attempt(event.llm_retrying.lost_usage))
 
@@ -148,6 +149,7 @@ class TreeState:
 
     def _apply_llm_failure(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         failed = event.llm_failed
+        node.count_fault(failed)
         call = event.effect_key or event.step_id
         # A refused call never started and reports no usage: it went to no provider and is not counted.
         if call in node.open_calls or failed.HasField("lost_usage"):

@@ -32,7 +32,7 @@ from bough.v1 import invocation_pb2 as bough_dot_v1_dot_invocation__pb2
 from bough.v1 import policy_pb2 as bough_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x1a\x62ough/v1/eval_result.proto\x1a\x17\x62ough/v1/eval_set.proto\x1a\x19\x62ough/v1/evaluation.proto\x1a\x14\x62ough/v1/event.proto\x1a\x15\x62ough/v1/follow.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x15\x62ough/v1/policy.proto\"\x8a\x01\n\x14GetInvocationRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\x12$\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03R\x0c\x61sOfSequence\"M\n\x15GetInvocationResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"}\n\x16\x41ggregateEventsRequest\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\"O\n\x17\x41ggregateEventsResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"\xe2\x05\n\x0f\x45valuateRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12,\n\x08\x65val_set\x18\x02 \x01(\x0b\x32\x11.bough.v1.EvalSetR\x07\x65valSet\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12;\n\x0b\x64\x65\x66initions\x18\x04 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12\x1b\n\x06trials\x18\x05 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12,\n\x0fmax_concurrency\x18\x06 \x01(\x05H\x01R\x0emaxConcurrency\x88\x01\x01\x12\x14\n\x05gates\x18\x07 \x03(\tR\x05gates\x12(\n\x06\x62udget\x18\x08 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06\x62udget\x12\x30\n\x08\x62\x61seline\x18\t \x01(\x0b\x32\x14.bough.v1.EvalSourceR\x08\x62\x61seline\x12#\n\rallow_removed\x18\n \x01(\x08R\x0c\x61llowRemoved\x12=\n\x06labels\x18\x0b \x03(\x0b\x32%.bough.v1.EvaluateRequest.LabelsEntryR\x06labels\x12\x39\n\x06\x66ollow\x18\x0c \x01(\x0b\x32!.bough.v1.EvaluationFollowOptionsR\x06\x66ollow\x12:\n\x19\x61llow_incomplete_baseline\x18\r \x01(\x08R\x17\x61llowIncompleteBaseline\x12*\n\x0ererun_suspects\x18\x0e \x01(\x05H\x02R\rrerunSuspects\x88\x01\x01\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42\t\n\x07_trialsB\x12\n\x10_max_concurrencyB\x11\n\x0f_rerun_suspects\"H\n\x10\x45valuateResponse\x12\x34\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1e.bough.v1.EvaluationEventBatchR\x05\x62\x61tch\"\x9f\x01\n\x16WatchEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12\x39\n\x06\x66ollow\x18\x03 \x01(\x0b\x32!.bough.v1.EvaluationFollowOptionsR\x06\x66ollow\"O\n\x17WatchEvaluationResponse\x12\x34\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1e.bough.v1.EvaluationEventBatchR\x05\x62\x61tch\"R\n\x17\x43\x61ncelEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x12\n\x04note\x18\x02 \x01(\tR\x04note\"P\n\x18\x43\x61ncelEvaluationResponse\x12\x34\n\nevaluation\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvaluationR\nevaluation\">\n\x17\x44\x65leteEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\"\x1a\n\x18\x44\x65leteEvaluationResponse\";\n\x14GetEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\"{\n\x15GetEvaluationResponse\x12\x34\n\nevaluation\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvaluationR\nevaluation\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalResultR\x06result\"\xad\x01\n\x16ListCaseResultsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12#\n\revaluation_id\x18\x03 \x01(\tR\x0c\x65valuationId\x12\x32\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x1a.bough.v1.CaseResultFilterR\x06\x66ilter\"m\n\x17ListCaseResultsResponse\x12*\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x14.bough.v1.CaseResultR\x05\x63\x61ses\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x88\x01\n\x16ListEvaluationsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x32\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1a.bough.v1.EvaluationFilterR\x06\x66ilter\"y\n\x17ListEvaluationsResponse\x12\x36\n\x0b\x65valuations\x18\x01 \x03(\x0b\x32\x14.bough.v1.EvaluationR\x0b\x65valuations\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xbd\x01\n\x19\x43ompareEvaluationsRequest\x12\x30\n\x08\x62\x61seline\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvalSourceR\x08\x62\x61seline\x12\x32\n\tcandidate\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalSourceR\tcandidate\x12:\n\x19\x61llow_incomplete_baseline\x18\x03 \x01(\x08R\x17\x61llowIncompleteBaseline\"V\n\x1a\x43ompareEvaluationsResponse\x12\x38\n\ncomparison\x18\x01 \x01(\x0b\x32\x18.bough.v1.EvalComparisonR\ncomparison\"\xba\x01\n\x17ScoreInvocationsRequest\x12<\n\x0binvocations\x18\x01 \x03(\x0b\x32\x1a.bough.v1.InvocationSourceR\x0binvocations\x12\x31\n\x06\x65xpect\x18\x02 \x01(\x0b\x32\x19.bough.v1.EvalExpectationR\x06\x65xpect\x12.\n\x07metrics\x18\x03 \x03(\x0b\x32\x14.bough.v1.EvalMetricR\x07metrics\"H\n\x18ScoreInvocationsResponse\x12,\n\x06result\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvalResultR\x06result\"~\n\x16\x44iffInvocationsRequest\x12\x32\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x06\x62\x65\x66ore\x12\x30\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x05\x61\x66ter\"G\n\x17\x44iffInvocationsResponse\x12,\n\x04\x64iff\x18\x01 \x01(\x0b\x32\x18.bough.v1.InvocationDiffR\x04\x64iff2\xa4\x08\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x12\x43\n\x08\x45valuate\x12\x19.bough.v1.EvaluateRequest\x1a\x1a.bough.v1.EvaluateResponse0\x01\x12X\n\x0fWatchEvaluation\x12 .bough.v1.WatchEvaluationRequest\x1a!.bough.v1.WatchEvaluationResponse0\x01\x12Y\n\x10\x43\x61ncelEvaluation\x12!.bough.v1.CancelEvaluationRequest\x1a\".bough.v1.CancelEvaluationResponse\x12Y\n\x10\x44\x65leteEvaluation\x12!.bough.v1.DeleteEvaluationRequest\x1a\".bough.v1.DeleteEvaluationResponse\x12P\n\rGetEvaluation\x12\x1e.bough.v1.GetEvaluationRequest\x1a\x1f.bough.v1.GetEvaluationResponse\x12V\n\x0fListCaseResults\x12 .bough.v1.ListCaseResultsRequest\x1a!.bough.v1.ListCaseResultsResponse\x12V\n\x0fListEvaluations\x12 .bough.v1.ListEvaluationsRequest\x1a!.bough.v1.ListEvaluationsResponse\x12_\n\x12\x43ompareEvaluations\x12#.bough.v1.CompareEvaluationsRequest\x1a$.bough.v1.CompareEvaluationsResponse\x12Y\n\x10ScoreInvocations\x12!.bough.v1.ScoreInvocationsRequest\x1a\".bough.v1.ScoreInvocationsResponse\x12V\n\x0f\x44iffInvocations\x12 .bough.v1.DiffInvocationsRequest\x1a!.bough.v1.DiffInvocationsResponseBZ\n\x0c\x64\x65v.bough.v1B\x10\x45valServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62ough/v1/eval_service.proto\x12\x08\x62ough.v1\x1a\x14\x62ough/v1/agent.proto\x1a\x1a\x62ough/v1/eval_result.proto\x1a\x17\x62ough/v1/eval_set.proto\x1a\x19\x62ough/v1/evaluation.proto\x1a\x14\x62ough/v1/event.proto\x1a\x15\x62ough/v1/follow.proto\x1a\x19\x62ough/v1/invocation.proto\x1a\x15\x62ough/v1/policy.proto\"\x8a\x01\n\x14GetInvocationRequest\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\x12$\n\x0e\x61s_of_sequence\x18\x03 \x01(\x03R\x0c\x61sOfSequence\"M\n\x15GetInvocationResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"}\n\x16\x41ggregateEventsRequest\x12,\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.bough.v1.AgentEventR\x06\x65vents\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32\x1b.bough.v1.InvocationOptionsR\x07options\"O\n\x17\x41ggregateEventsResponse\x12\x34\n\ninvocation\x18\x01 \x01(\x0b\x32\x14.bough.v1.InvocationR\ninvocation\"\xcc\x06\n\x0f\x45valuateRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12,\n\x08\x65val_set\x18\x02 \x01(\x0b\x32\x11.bough.v1.EvalSetR\x07\x65valSet\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12;\n\x0b\x64\x65\x66initions\x18\x04 \x03(\x0b\x32\x19.bough.v1.AgentDefinitionR\x0b\x64\x65\x66initions\x12\x1b\n\x06trials\x18\x05 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12,\n\x0fmax_concurrency\x18\x06 \x01(\x05H\x01R\x0emaxConcurrency\x88\x01\x01\x12\x14\n\x05gates\x18\x07 \x03(\tR\x05gates\x12(\n\x06\x62udget\x18\x08 \x01(\x0b\x32\x10.bough.v1.LimitsR\x06\x62udget\x12\x30\n\x08\x62\x61seline\x18\t \x01(\x0b\x32\x14.bough.v1.EvalSourceR\x08\x62\x61seline\x12#\n\rallow_removed\x18\n \x01(\x08R\x0c\x61llowRemoved\x12=\n\x06labels\x18\x0b \x03(\x0b\x32%.bough.v1.EvaluateRequest.LabelsEntryR\x06labels\x12\x39\n\x06\x66ollow\x18\x0c \x01(\x0b\x32!.bough.v1.EvaluationFollowOptionsR\x06\x66ollow\x12:\n\x19\x61llow_incomplete_baseline\x18\r \x01(\x08R\x17\x61llowIncompleteBaseline\x12*\n\x0ererun_suspects\x18\x0e \x01(\x05H\x02R\rrerunSuspects\x88\x01\x01\x12(\n\rretry_crashed\x18\x0f \x01(\x05H\x03R\x0cretryCrashed\x88\x01\x01\x12,\n\x06matrix\x18\x10 \x01(\x0b\x32\x14.bough.v1.EvalMatrixR\x06matrix\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42\t\n\x07_trialsB\x12\n\x10_max_concurrencyB\x11\n\x0f_rerun_suspectsB\x10\n\x0e_retry_crashed\"H\n\x10\x45valuateResponse\x12\x34\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1e.bough.v1.EvaluationEventBatchR\x05\x62\x61tch\"\x9f\x01\n\x16WatchEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12%\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12\x39\n\x06\x66ollow\x18\x03 \x01(\x0b\x32!.bough.v1.EvaluationFollowOptionsR\x06\x66ollow\"O\n\x17WatchEvaluationResponse\x12\x34\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1e.bough.v1.EvaluationEventBatchR\x05\x62\x61tch\"R\n\x17\x43\x61ncelEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x12\n\x04note\x18\x02 \x01(\tR\x04note\"P\n\x18\x43\x61ncelEvaluationResponse\x12\x34\n\nevaluation\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvaluationR\nevaluation\">\n\x17\x44\x65leteEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\"\x1a\n\x18\x44\x65leteEvaluationResponse\";\n\x14GetEvaluationRequest\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\"{\n\x15GetEvaluationResponse\x12\x34\n\nevaluation\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvaluationR\nevaluation\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalResultR\x06result\"\xad\x01\n\x16ListCaseResultsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12#\n\revaluation_id\x18\x03 \x01(\tR\x0c\x65valuationId\x12\x32\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x1a.bough.v1.CaseResultFilterR\x06\x66ilter\"m\n\x17ListCaseResultsResponse\x12*\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x14.bough.v1.CaseResultR\x05\x63\x61ses\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x88\x01\n\x16ListEvaluationsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x32\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1a.bough.v1.EvaluationFilterR\x06\x66ilter\"y\n\x17ListEvaluationsResponse\x12\x36\n\x0b\x65valuations\x18\x01 \x03(\x0b\x32\x14.bough.v1.EvaluationR\x0b\x65valuations\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xbd\x01\n\x19\x43ompareEvaluationsRequest\x12\x30\n\x08\x62\x61seline\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvalSourceR\x08\x62\x61seline\x12\x32\n\tcandidate\x18\x02 \x01(\x0b\x32\x14.bough.v1.EvalSourceR\tcandidate\x12:\n\x19\x61llow_incomplete_baseline\x18\x03 \x01(\x08R\x17\x61llowIncompleteBaseline\"V\n\x1a\x43ompareEvaluationsResponse\x12\x38\n\ncomparison\x18\x01 \x01(\x0b\x32\x18.bough.v1.EvalComparisonR\ncomparison\"\xba\x01\n\x17ScoreInvocationsRequest\x12<\n\x0binvocations\x18\x01 \x03(\x0b\x32\x1a.bough.v1.InvocationSourceR\x0binvocations\x12\x31\n\x06\x65xpect\x18\x02 \x01(\x0b\x32\x19.bough.v1.EvalExpectationR\x06\x65xpect\x12.\n\x07metrics\x18\x03 \x03(\x0b\x32\x14.bough.v1.EvalMetricR\x07metrics\"H\n\x18ScoreInvocationsResponse\x12,\n\x06result\x18\x01 \x01(\x0b\x32\x14.bough.v1.EvalResultR\x06result\"~\n\x16\x44iffInvocationsRequest\x12\x32\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x06\x62\x65\x66ore\x12\x30\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1a.bough.v1.InvocationSourceR\x05\x61\x66ter\"G\n\x17\x44iffInvocationsResponse\x12,\n\x04\x64iff\x18\x01 \x01(\x0b\x32\x18.bough.v1.InvocationDiffR\x04\x64iff2\xa4\x08\n\x0b\x45valService\x12P\n\rGetInvocation\x12\x1e.bough.v1.GetInvocationRequest\x1a\x1f.bough.v1.GetInvocationResponse\x12X\n\x0f\x41ggregateEvents\x12 .bough.v1.AggregateEventsRequest\x1a!.bough.v1.AggregateEventsResponse(\x01\x12\x43\n\x08\x45valuate\x12\x19.bough.v1.EvaluateRequest\x1a\x1a.bough.v1.EvaluateResponse0\x01\x12X\n\x0fWatchEvaluation\x12 .bough.v1.WatchEvaluationRequest\x1a!.bough.v1.WatchEvaluationResponse0\x01\x12Y\n\x10\x43\x61ncelEvaluation\x12!.bough.v1.CancelEvaluationRequest\x1a\".bough.v1.CancelEvaluationResponse\x12Y\n\x10\x44\x65leteEvaluation\x12!.bough.v1.DeleteEvaluationRequest\x1a\".bough.v1.DeleteEvaluationResponse\x12P\n\rGetEvaluation\x12\x1e.bough.v1.GetEvaluationRequest\x1a\x1f.bough.v1.GetEvaluationResponse\x12V\n\x0fListCaseResults\x12 .bough.v1.ListCaseResultsRequest\x1a!.bough.v1.ListCaseResultsResponse\x12V\n\x0fListEvaluations\x12 .bough.v1.ListEvaluationsRequest\x1a!.bough.v1.ListEvaluationsResponse\x12_\n\x12\x43ompareEvaluations\x12#.bough.v1.CompareEvaluationsRequest\x1a$.bough.v1.CompareEvaluationsResponse\x12Y\n\x10ScoreInvocations\x12!.bough.v1.ScoreInvocationsRequest\x1a\".bough.v1.ScoreInvocationsResponse\x12V\n\x0f\x44iffInvocations\x12 .bough.v1.DiffInvocationsRequest\x1a!.bough.v1.DiffInvocationsResponseBZ\n\x0c\x64\x65v.bough.v1B\x10\x45valServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,47 +51,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGGREGATEEVENTSRESPONSE']._serialized_start=585
   _globals['_AGGREGATEEVENTSRESPONSE']._serialized_end=664
   _globals['_EVALUATEREQUEST']._serialized_start=667
-  _globals['_EVALUATEREQUEST']._serialized_end=1405
-  _globals['_EVALUATEREQUEST_LABELSENTRY']._serialized_start=1298
-  _globals['_EVALUATEREQUEST_LABELSENTRY']._serialized_end=1355
-  _globals['_EVALUATERESPONSE']._serialized_start=1407
-  _globals['_EVALUATERESPONSE']._serialized_end=1479
-  _globals['_WATCHEVALUATIONREQUEST']._serialized_start=1482
-  _globals['_WATCHEVALUATIONREQUEST']._serialized_end=1641
-  _globals['_WATCHEVALUATIONRESPONSE']._serialized_start=1643
-  _globals['_WATCHEVALUATIONRESPONSE']._serialized_end=1722
-  _globals['_CANCELEVALUATIONREQUEST']._serialized_start=1724
-  _globals['_CANCELEVALUATIONREQUEST']._serialized_end=1806
-  _globals['_CANCELEVALUATIONRESPONSE']._serialized_start=1808
-  _globals['_CANCELEVALUATIONRESPONSE']._serialized_end=1888
-  _globals['_DELETEEVALUATIONREQUEST']._serialized_start=1890
-  _globals['_DELETEEVALUATIONREQUEST']._serialized_end=1952
-  _globals['_DELETEEVALUATIONRESPONSE']._serialized_start=1954
-  _globals['_DELETEEVALUATIONRESPONSE']._serialized_end=1980
-  _globals['_GETEVALUATIONREQUEST']._serialized_start=1982
-  _globals['_GETEVALUATIONREQUEST']._serialized_end=2041
-  _globals['_GETEVALUATIONRESPONSE']._serialized_start=2043
-  _globals['_GETEVALUATIONRESPONSE']._serialized_end=2166
-  _globals['_LISTCASERESULTSREQUEST']._serialized_start=2169
-  _globals['_LISTCASERESULTSREQUEST']._serialized_end=2342
-  _globals['_LISTCASERESULTSRESPONSE']._serialized_start=2344
-  _globals['_LISTCASERESULTSRESPONSE']._serialized_end=2453
-  _globals['_LISTEVALUATIONSREQUEST']._serialized_start=2456
-  _globals['_LISTEVALUATIONSREQUEST']._serialized_end=2592
-  _globals['_LISTEVALUATIONSRESPONSE']._serialized_start=2594
-  _globals['_LISTEVALUATIONSRESPONSE']._serialized_end=2715
-  _globals['_COMPAREEVALUATIONSREQUEST']._serialized_start=2718
-  _globals['_COMPAREEVALUATIONSREQUEST']._serialized_end=2907
-  _globals['_COMPAREEVALUATIONSRESPONSE']._serialized_start=2909
-  _globals['_COMPAREEVALUATIONSRESPONSE']._serialized_end=2995
-  _globals['_SCOREINVOCATIONSREQUEST']._serialized_start=2998
-  _globals['_SCOREINVOCATIONSREQUEST']._serialized_end=3184
-  _globals['_SCOREINVOCATIONSRESPONSE']._serialized_start=3186
-  _globals['_SCOREINVOCATIONSRESPONSE']._serialized_end=3258
-  _globals['_DIFFINVOCATIONSREQUEST']._serialized_start=3260
-  _globals['_DIFFINVOCATIONSREQUEST']._serialized_end=3386
-  _globals['_DIFFINVOCATIONSRESPONSE']._serialized_start=3388
-  _globals['_DIFFINVOCATIONSRESPONSE']._serialized_end=3459
-  _globals['_EVALSERVICE']._serialized_start=3462
-  _globals['_EVALSERVICE']._serialized_end=4522
+  _globals['_EVALUATEREQUEST']._serialized_end=1511
+  _globals['_EVALUATEREQUEST_LABELSENTRY']._serialized_start=1386
+  _globals['_EVALUATEREQUEST_LABELSENTRY']._serialized_end=1443
+  _globals['_EVALUATERESPONSE']._serialized_start=1513
+  _globals['_EVALUATERESPONSE']._serialized_end=1585
+  _globals['_WATCHEVALUATIONREQUEST']._serialized_start=1588
+  _globals['_WATCHEVALUATIONREQUEST']._serialized_end=1747
+  _globals['_WATCHEVALUATIONRESPONSE']._serialized_start=1749
+  _globals['_WATCHEVALUATIONRESPONSE']._serialized_end=1828
+  _globals['_CANCELEVALUATIONREQUEST']._serialized_start=1830
+  _globals['_CANCELEVALUATIONREQUEST']._serialized_end=1912
+  _globals['_CANCELEVALUATIONRESPONSE']._serialized_start=1914
+  _globals['_CANCELEVALUATIONRESPONSE']._serialized_end=1994
+  _globals['_DELETEEVALUATIONREQUEST']._serialized_start=1996
+  _globals['_DELETEEVALUATIONREQUEST']._serialized_end=2058
+  _globals['_DELETEEVALUATIONRESPONSE']._serialized_start=2060
+  _globals['_DELETEEVALUATIONRESPONSE']._serialized_end=2086
+  _globals['_GETEVALUATIONREQUEST']._serialized_start=2088
+  _globals['_GETEVALUATIONREQUEST']._serialized_end=2147
+  _globals['_GETEVALUATIONRESPONSE']._serialized_start=2149
+  _globals['_GETEVALUATIONRESPONSE']._serialized_end=2272
+  _globals['_LISTCASERESULTSREQUEST']._serialized_start=2275
+  _globals['_LISTCASERESULTSREQUEST']._serialized_end=2448
+  _globals['_LISTCASERESULTSRESPONSE']._serialized_start=2450
+  _globals['_LISTCASERESULTSRESPONSE']._serialized_end=2559
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_start=2562
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_end=2698
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_start=2700
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_end=2821
+  _globals['_COMPAREEVALUATIONSREQUEST']._serialized_start=2824
+  _globals['_COMPAREEVALUATIONSREQUEST']._serialized_end=3013
+  _globals['_COMPAREEVALUATIONSRESPONSE']._serialized_start=3015
+  _globals['_COMPAREEVALUATIONSRESPONSE']._serialized_end=3101
+  _globals['_SCOREINVOCATIONSREQUEST']._serialized_start=3104
+  _globals['_SCOREINVOCATIONSREQUEST']._serialized_end=3290
+  _globals['_SCOREINVOCATIONSRESPONSE']._serialized_start=3292
+  _globals['_SCOREINVOCATIONSRESPONSE']._serialized_end=3364
+  _globals['_DIFFINVOCATIONSREQUEST']._serialized_start=3366
+  _globals['_DIFFINVOCATIONSREQUEST']._serialized_end=3492
+  _globals['_DIFFINVOCATIONSRESPONSE']._serialized_start=3494
+  _globals['_DIFFINVOCATIONSRESPONSE']._serialized_end=3565
+  _globals['_EVALSERVICE']._serialized_start=3568
+  _globals['_EVALSERVICE']._serialized_end=4628
 # @@protoc_insertion_point(module_scope)

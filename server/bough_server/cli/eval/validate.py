@@ -63,7 +63,7 @@ def _check_set(path: Path, known: "KnownNames") -> tuple[int, list["Problem"]]:
     source, problems = read_eval_set(path)
     if source.lines:
         problems += drop_reported_problems(set_problems(source, known), problems)
-    return len(source.set.cases), sorted(problems, key=lambda problem: problem.line)
+    return len(source.set.cases), sorted(problems, key=lambda problem: (problem.path != str(path), problem.line))
 
 
 def _load_known_names(target: Target, *, has_python: bool) -> "KnownNames":

@@ -80,9 +80,10 @@ class TrialRunner:
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
         self._model_runs = ModelRuns(dependencies, principal, is_cancelled=is_cancelled, trace=trace)
 
-    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
+    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0) -> CaseTrial:
         """Return the trial of a planned case that has this number."""
-        return CaseTrial(evaluation_id=self._evaluation_id, case_id=planned.eval_case.id, trial=trial)
+        case_id = planned.eval_case.id
+        return CaseTrial(evaluation_id=self._evaluation_id, case_id=case_id, trial=trial, attempt=attempt)
 
     async def read_recorded_turns(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
         """Return the records that a case has instead of runs.
@@ -100,13 +101,13 @@ class TrialRunner:
         except CallError as error:
             raise NotScorable(f"A recorded run cannot be read: {error.message}") from None
 
-    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRuns:
+    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0) -> TrialRuns:
         """Run the turns of a case up to the first that fails, and then what its simulated user says.
 
         Turns and utterances that were run before, by this process or an earlier one, are not run again. Once the
         evaluation is cancelled no further turn begins. Raises NotScorable, ServerStopping and StorageFailed.
         """
-        case, named = planned.eval_case, self.build_trial(planned, trial)
+        case, named = planned.eval_case, self.build_trial(planned, trial, attempt=attempt)
         mocks = await self._mocks(case)
         runs = TrialRuns.begin(case)
         session_id = ""
@@ -116,6 +117,8 @@ class TrialRunner:
                 if not await self._has_turn(runs, named):
                     break
                 left = None if mocks is None else build_remaining_mocks(mocks, count_mock_uses(runs.invocations))
+                if left is not None and left.faults:
+                    left.fault_seed = named.fault_seed(number)
                 record = await self._begin(runs.case, named, number, session_id=session_id, mocks=left)
                 session_id = record.run.session_id
                 invocation, refusal = await self._finish(record, case)
@@ -254,10 +257,11 @@ class TrialRunner:
         return record
 
     async def _mocks(self, case: eval_set_pb2.EvalCase) -> eval_set_pb2.ToolMocks | None:
-        """Return the mocks of a case with those that a recorded run adds."""
-        if not case.HasField("mocks"):
+        """Return the mocks of a case with those that a recorded run adds, and its faults."""
+        if not (case.HasField("mocks") or case.faults):
             return None
         mocks = messages.copy_of(case.mocks)
+        mocks.faults.extend(case.faults)
         if mocks.run_id:
             try:
                 mocks.tools.extend(mocks_of(await self._read_invocation(mocks.run_id)))

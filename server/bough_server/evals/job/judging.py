@@ -9,7 +9,7 @@ import structlog
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
-from bough_server.evals.job.mock_uses import count_mock_uses
+from bough_server.evals.job.mock_uses import count_faults, count_mock_uses
 from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
@@ -75,6 +75,10 @@ def _score_or_reject(
         with _match_placeholders(case, invocations, rules):
             result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
     add_used_mocks(result, case, invocations)
+    result.injected_faults.extend(
+        invocation_pb2.FaultCount(index=index, count=count)
+        for index, count in sorted(count_faults(invocations).items())
+    )
     return result
 
 

@@ -38,7 +38,7 @@ class CountedTrials:
     def count(self, before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> Passes | None:
         """Return how many trials of a case passed on both sides, fresh ones if it has some; None without any."""
         new, old = after.statistics, before.statistics
-        passes = Passes(*_count_distinct_trials(new), *_count_distinct_trials(old))
+        passes = Passes(*count_distinct_trials(new), *count_distinct_trials(old))
         if self._suspects is not None and after.case_id in self._suspects:
             passed, trials = _count_reruns(after, eval_result_pb2.TRIAL_PURPOSE_RERUN)
             passes = passes._replace(passed=passed, trials=trials)
@@ -87,13 +87,13 @@ class CountedTrials:
 
     def _design(self, pairs: Sequence[Pair]) -> Design:
         known = [(old.statistics, new.statistics) for old, new in pairs if old.statistics.trials]
-        before = [_count_distinct_trials(old) for old, _ in known]
+        before = [count_distinct_trials(old) for old, _ in known]
         trials = sum(count for _, count in before)
         rerun_before = self._reruns if self._has_baseline_reruns else 0
         return Design(
             cases=len(known),
             pass_rate=sum(passed for passed, _ in before) / max(1, trials),
-            trials=round(sum(_count_distinct_trials(new)[1] for _, new in known) / max(1, len(known))) or 1,
+            trials=round(sum(count_distinct_trials(new)[1] for _, new in known) / max(1, len(known))) or 1,
             reruns=self._reruns,
             baseline_trials=rerun_before or round(trials / max(1, len(known))),
         )
@@ -104,7 +104,7 @@ def _count_reruns(case: eval_result_pb2.CaseResult, purpose: eval_result_pb2.Tri
     return count_distinct(trial for trial in case.reruns if trial.purpose == purpose and is_scored(trial))
 
 
-def _count_distinct_trials(counts: eval_result_pb2.PassStatistics) -> tuple[int, int]:
+def count_distinct_trials(counts: eval_result_pb2.PassStatistics) -> tuple[int, int]:
     """Return how many of the trials passed, and how many were scored; those that share their judgments are one."""
     if counts.distinct_trials:
         return counts.distinct_passed, counts.distinct_trials

@@ -27,6 +27,8 @@ _IDS: Final = frozenset(
         "server_version",
         "currency_code",
         "cost_currency_code",
+        "run_ids",
+        "revision",
     }
 )
 """Fields that this server makes: they quote nothing, and no pattern changes them."""
@@ -36,6 +38,7 @@ _NAMES: Final = frozenset(
         *(
             "eval_set_name",
             "case_id",
+            "cell",
             "name",
             "agent",
             "expected_parent",

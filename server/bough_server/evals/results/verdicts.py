@@ -78,8 +78,10 @@ def case_result(
             sum(map(has_passed, judged)), len(judged), distinct=count_distinct(judged)
         ),
         unused_mocks=_find_unused_mocks(planned, trials),
+        faults=_summarize_faults(planned, trials),
         reruns=reruns,
         trial_means=_measure_trials(ordered),
+        cell=planned.cell,
     )
 
 
@@ -129,6 +131,26 @@ def _find_unused_mocks(
         if index not in agents
     ]
     return unused[:MAX_UNUSED_MOCKS]
+
+
+def _summarize_faults(
+    planned: evaluation_pb2.CasePlanned, trials: Sequence[eval_result_pb2.CaseTrialResult]
+) -> Sequence[eval_result_pb2.FaultSummary]:
+    """Return how often each fault was injected, and how many of its trials passed; nothing while trials are missing."""
+    if len(trials) < planned.trials:
+        return []
+    summaries = [
+        eval_result_pb2.FaultSummary(index=index, name=fault.tool or fault.model, is_model=bool(fault.model))
+        for index, fault in enumerate(planned.eval_case.faults)
+    ]
+    for trial in trials:
+        for fault in trial.injected_faults:
+            if not 0 <= fault.index < len(summaries):
+                continue  # of a record that was made with other faults
+            summaries[fault.index].injected += fault.count
+            summaries[fault.index].trials += is_scored(trial)
+            summaries[fault.index].passed += has_passed(trial)
+    return summaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +273,7 @@ def totals(
         flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
         reruns=planned_reruns,
         reruns_ended=sum(len(case.reruns) for case in cases),
+        retried_trials=sum(bool(trial.crashed_attempts) for trial in every),
     )
     if rates := [case.statistics.pass_rate for case in cases if case.statistics.HasField("pass_rate")]:
         result.pass_rate = statistics.mean(rates)
