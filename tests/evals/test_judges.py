@@ -405,7 +405,7 @@ async def test_what_is_judged_cannot_end_its_own_quotation(tmp_path: Path) -> No
 
 async def test_placeholders_reach_any_part_of_the_tree(tmp_path: Path) -> None:
     async with judged_by(tmp_path, lambda *_: True) as (server, model):
-        template = "{{agents.nester.input}}|{{agents.nester.output}}|{{agents.none.output}}|{{tree}}"
+        template = "{{agents.nester.input}}|{{agents.nester.output}}|{{agents.waiter.output}}|{{tree}}"
         await evaluated(server, eval_set=set_of(case("hi"), metrics=[judge(template=template)]), agent="lead")
         shown = re.findall(r"<text-\w+>\n(.*?)\n</text", prompt_of(model.requests[0]), re.DOTALL)[-4:]
         assert shown[:3] == ["hi 3", "hi 3", ""]
