@@ -36,6 +36,8 @@ _NAMES: Final = frozenset(
         *(
             "eval_set_name",
             "case_id",
+            "case_ids",
+            "id",
             "name",
             "agent",
             "expected_parent",
