@@ -420,6 +420,18 @@ def test_reports_claim_no_regression_only_if_no_trial_of_a_common_case_failed() 
     assert claim not in sentences(result_of(passing("a")), suspected(result_of(passing("a", 0)), "a"))
 
 
+def test_numbers_without_a_scale_from_0_to_1_have_intervals_around_their_change() -> None:
+    def costing(score: float) -> list[eval_result_pb2.CaseResult]:
+        return [case_of(name, scored(q=score, threshold=0.5)) for name in "abc"]
+
+    for before, after in [(1.0, 6.0), (0.0, -5.0), (5.0, 5.0)]:
+        changes = compare(result_of(*costing(before)), result_of(*costing(after))).changes
+        (found,) = (change for change in changes if change.name == "q.mean")
+        assert (found.interval.lower, found.interval.upper) == (found.value, found.value) == (after - before,) * 2
+    (found,) = (each for each in compare(result_of(*costing(1)), result_of(*costing(1))).changes if each.name[0] == "q")
+    assert found.interval.lower < 0 < found.interval.upper, "of a rate three cases that are equal prove little"
+
+
 def test_a_case_that_is_no_suspect_passed_every_trial_which_proves_nothing() -> None:
     before = result_of(passing("fixed", 0, 5), passing("open", 0, 5))
     after = suspected(result_of(passing("fixed", 5, 5), passing("open", 1, 5)), "open")

@@ -157,6 +157,7 @@ def judge_cases(passes: Mapping[Key, Passes], suspects: Collection[Key]) -> dict
 def estimate_changes(pairs: Sequence[Pair], *, seed: str) -> Iterator[eval_result_pb2.EstimatedChange]:
     """Yield how each number changed that cases have on both sides; `seed` is that of the resampling."""
     found: dict[str, list[float]] = {}
+    unscaled: set[str] = set()
     for before, after in pairs:
         old, new = _measure(before), _measure(after)
         # A cost in another currency has no difference to this one.
@@ -165,7 +166,10 @@ def estimate_changes(pairs: Sequence[Pair], *, seed: str) -> Iterator[eval_resul
         for name, value in new.items():
             if name in old:
                 found.setdefault(name, []).append(value - old[name])
-    rates = {name for name in found if name == "pass_rate" or name.endswith(".mean")}
+                # A project's own metric may have any scale, which only its scores tell.
+                if not (0 <= value <= 1 and 0 <= old[name] <= 1):
+                    unscaled.add(name)
+    rates = {name for name in found if name == "pass_rate" or name.endswith(".mean")} - unscaled
     intervals = statistics.find_change_intervals(found, seed, rates=rates)
     for name, differences in found.items():
         yield eval_result_pb2.EstimatedChange(
