@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, execution_pb2, usage_pb2
-from bough_server.evals.reports.words import comparison_sentences
+from bough_server.evals.reports.words import comparison_sentences, comparison_text
 from bough_server.evals.results.compare import (
     ADDED,
     BETTER,
@@ -418,6 +418,13 @@ def test_reports_claim_no_regression_only_if_no_trial_of_a_common_case_failed() 
     unknown = result_of(case_of("a", unscored()))
     assert claim not in sentences(unknown, suspected(result_of(passing("a", 0))))
     assert claim not in sentences(result_of(passing("a")), suspected(result_of(passing("a", 0)), "a"))
+
+
+def test_the_change_of_the_pass_rate_in_reports_is_that_of_gates_which_added_cases_do_not_move() -> None:
+    before = result_of(passing("a"), passing("b"))
+    found = compare(before, result_of(passing("a"), passing("b"), passing("new", 0)))
+    assert [change.value for change in found.changes if change.name == "pass_rate"] == [0]
+    assert comparison_text(found) == "0 better, 0 worse, 0 unclear, 0 removed, 1 added, pass rate +0.00"
 
 
 def test_numbers_without_a_scale_from_0_to_1_have_intervals_around_their_change() -> None:

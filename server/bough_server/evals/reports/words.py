@@ -23,11 +23,10 @@ CHANGES: Final = {
 
 
 def comparison_text(comparison: eval_result_pb2.EvalComparison) -> str:
-    """Return how many cases changed, and by how much the pass rate did."""
+    """Return how many cases changed, and by how much the pass rate of those did that both sides have, as gates do."""
     counts = (comparison.better, comparison.worse, comparison.unclear, comparison.removed, comparison.added)
     parts = [f"{count} {word}" for count, word in zip(counts, CHANGES.values(), strict=True)]
-    if comparison.HasField("pass_rate_change"):
-        parts.append(f"pass rate {comparison.pass_rate_change:+.2f}")
+    parts += [f"pass rate {change.value:+.2f}" for change in comparison.changes if change.name == "pass_rate"]
     return ", ".join(parts)
 
 
