@@ -232,3 +232,7 @@ def test_a_drop_of_four_of_forty_cases_by_thirty_points_is_found_as_often_as_is_
     )
     assert said in design.describe()
     assert simulation.compare().regression_test.power.startswith(design.describe().partition(", finds")[0])
+
+
+def test_of_cases_that_never_passed_no_drop_is_said_to_be_found() -> None:
+    assert not power.Design(cases=40, pass_rate=0, trials=5, reruns=20, baseline_trials=5).describe()
