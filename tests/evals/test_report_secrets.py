@@ -17,8 +17,18 @@ from tests.evals.report_results import comparison, example, fill, messages
 from tests.support.eval_results import passing, rerun, result_of
 
 _SECRETS = st.text("abcdefghijkABCDEF0123456789-_\"\\<&|é'", min_size=6, max_size=30).map(lambda text: f"q{text}q")
-_IDS = {"evaluation_id", "run_id", "trace_id", "invocation_id", "eval_set_digest", "prices", "server_version"}
-_OURS = {*_IDS, "agents", "models", "tools", "judges", "currency_code", "cost_currency_code"}
+_IDS = {
+    "evaluation_id",
+    "run_id",
+    "user_run_id",
+    "trace_id",
+    "invocation_id",
+    "eval_set_digest",
+    "prices",
+    "server_version",
+    "code_digest",
+}
+_OURS = {*_IDS, "agents", "models", "tools", "judges", "users", "currency_code", "cost_currency_code"}
 
 
 def _result(text: str, value: str) -> tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison]:

@@ -24,6 +24,7 @@ _IDS: Final = frozenset(
         "invocation_id_after",
         "eval_set_digest",
         "prices",
+        "code_digest",
         "server_version",
         "currency_code",
         "cost_currency_code",
