@@ -234,5 +234,12 @@ def test_a_drop_of_four_of_forty_cases_by_thirty_points_is_found_as_often_as_is_
     assert simulation.compare().regression_test.power.startswith(design.describe().partition(", finds")[0])
 
 
+def test_a_drop_of_recorded_cases_is_found_beside_suspects_that_run_again() -> None:
+    simulation = _Simulation(EQUAL, runs_baseline_again=True, recorded=20)
+    found = simulation.compare([0.0] * 20 + [0.9] * 20)
+    assert found.regressions > 0
+    assert "20 fresh trials against 20 of 20 cases" in found.regression_test.power
+
+
 def test_of_cases_that_never_passed_no_drop_is_said_to_be_found() -> None:
     assert not power.Design(cases=40, pass_rate=0, trials=5, reruns=20, baseline_trials=5).describe()
