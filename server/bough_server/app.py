@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from bough.v1 import agent_service_pb2_grpc, catalog_service_pb2_grpc, eval_service_pb2_grpc, session_service_pb2_grpc
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.editing import AgentEditor
-from bough_server.agents.loading import definition_files, load_python, load_sources
+from bough_server.agents.loading import definition_files, digest_code, load_python, load_sources
 from bough_server.agents.registry import Registry
 from bough_server.api.agent_service import AgentService
 from bough_server.api.catalog_service import CatalogService
@@ -432,6 +432,7 @@ def _evaluation_dependencies(
             if (model := registry.resolver.model(info.name)) is not None
         },
         metrics=load_metrics(settings.python, settings.folder),
+        code_digest=digest_code(settings.python, settings.folder),
         score_events=score_events,
         redaction=RedactionRules(fields=redact.fields, patterns=redact.patterns),
         count_hung_metric=_ignore if dependencies.metrics is None else dependencies.metrics.on_hung_metric,

@@ -22,6 +22,21 @@ def gate(status: eval_result_pb2.Verdict.ValueType) -> eval_result_pb2.GateResul
 # A case.
 
 
+def test_trials_that_share_a_judgment_are_one_in_the_interval_whatever_else_became_of_them() -> None:
+    def judged(**scores: float) -> Trial:
+        trial = scored(judge=1, **scores)
+        trial.scores[0].judgments.add(run_id="j")
+        return trial
+
+    alike = [judged() for _ in range(19)]
+    for last in (judged(), judged(answer=0), crashed()):
+        counts = case_of("a", *alike, last).statistics
+        assert (counts.trials, counts.distinct_trials) == (20, 1)
+    crash, whole = (case_of("a", *alike, last).statistics.pass_rate_interval for last in (crashed(), judged()))
+    assert crash.lower < whole.lower, "a crash proves nothing good"
+    assert case_of("a", *(crashed() for _ in range(3))).statistics.distinct_trials == 3
+
+
 def test_the_mean_over_the_trials_is_scored_although_one_of_them_failed() -> None:
     case = case_of("a", scored(quality=0.5), scored(quality=1.5))
     assert [run.verdict for run in case.trials] == [FAILED, PASSED]

@@ -844,8 +844,11 @@ type EvalSuspects struct {
 	BaselinePins *EvalPins `protobuf:"bytes,3,opt,name=baseline_pins,json=baselinePins,proto3" json:"baseline_pins,omitempty"`
 	// Why the baseline did not run again, in a sentence; empty if it did.
 	BaselineNotRerunReason string `protobuf:"bytes,4,opt,name=baseline_not_rerun_reason,json=baselineNotRerunReason,proto3" json:"baseline_not_rerun_reason,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// EvalCase.id of each case that cannot run again because it is recorded, in the order of the set, whether a trial of it failed or not. The
+	// test of all cases compares those that the baseline has too by their planned trials.
+	RecordedCaseIds []string `protobuf:"bytes,5,rep,name=recorded_case_ids,json=recordedCaseIds,proto3" json:"recorded_case_ids,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *EvalSuspects) Reset() {
@@ -906,8 +909,15 @@ func (x *EvalSuspects) GetBaselineNotRerunReason() string {
 	return ""
 }
 
-// What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
-// is not in it, nor are the number of trials, the budget, and stored runs that were scored.
+func (x *EvalSuspects) GetRecordedCaseIds() []string {
+	if x != nil {
+		return x.RecordedCaseIds
+	}
+	return nil
+}
+
+// What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The number of trials, the budget, and
+// stored runs that were scored are not in it.
 type EvalPins struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The digest of the set, its cases included.
@@ -927,7 +937,10 @@ type EvalPins struct {
 	// The version of the server that planned the evaluation.
 	ServerVersion string `protobuf:"bytes,8,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
 	// Name of each simulated user's model to the hash of its configuration.
-	Users         map[string]string `protobuf:"bytes,9,rep,name=users,proto3" json:"users,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Users map[string]string `protobuf:"bytes,9,rep,name=users,proto3" json:"users,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The hash of the sources of the project's Python modules that were loaded when the server started: the code of its agents, tools,
+	// functions and metrics. Empty without any, and in results from before it was there. A baseline of another hash does not run again.
+	CodeDigest    string `protobuf:"bytes,10,opt,name=code_digest,json=codeDigest,proto3" json:"code_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1023,6 +1036,13 @@ func (x *EvalPins) GetUsers() map[string]string {
 		return x.Users
 	}
 	return nil
+}
+
+func (x *EvalPins) GetCodeDigest() string {
+	if x != nil {
+		return x.CodeDigest
+	}
+	return ""
 }
 
 // An interval that holds the number that is estimated with a probability of `level`.
@@ -1828,7 +1848,7 @@ type PassStatistics struct {
 	Passed int32 `protobuf:"varint,2,opt,name=passed,proto3" json:"passed,omitempty"`
 	// passed / trials; absent without trials.
 	PassRate *float64 `protobuf:"fixed64,3,opt,name=pass_rate,json=passRate,proto3,oneof" json:"pass_rate,omitempty"`
-	// The Wilson interval of pass_rate, over distinct_trials; unset without trials.
+	// The Wilson interval of pass_rate as if it were that of distinct_trials; unset without trials.
 	PassRateInterval *ConfidenceInterval `protobuf:"bytes,4,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
 	// The probability that at least one of k trials passes, for k from 1 to `trials`; unbiased.
 	PassAtK []float64 `protobuf:"fixed64,5,rep,packed,name=pass_at_k,json=passAtK,proto3" json:"pass_at_k,omitempty"`
@@ -1838,10 +1858,9 @@ type PassStatistics struct {
 	PassAllKIntervals []*ConfidenceInterval `protobuf:"bytes,7,rep,name=pass_all_k_intervals,json=passAllKIntervals,proto3" json:"pass_all_k_intervals,omitempty"`
 	// Whether some trials passed and some did not.
 	Flaky bool `protobuf:"varint,8,opt,name=flaky,proto3" json:"flaky,omitempty"`
-	// For how many trials `trials` count in intervals and comparisons: those that share all of their judgments, and their verdict, are one.
+	// For how many trials `trials` count in intervals: those that share all of their judgments are one, and beside judged trials a crashed
+	// one, which has no judgment, is none. The test of regressions counts each trial.
 	DistinctTrials int32 `protobuf:"varint,9,opt,name=distinct_trials,json=distinctTrials,proto3" json:"distinct_trials,omitempty"`
-	// How many of `distinct_trials` passed.
-	DistinctPassed int32 `protobuf:"varint,10,opt,name=distinct_passed,json=distinctPassed,proto3" json:"distinct_passed,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1935,13 +1954,6 @@ func (x *PassStatistics) GetFlaky() bool {
 func (x *PassStatistics) GetDistinctTrials() int32 {
 	if x != nil {
 		return x.DistinctTrials
-	}
-	return 0
-}
-
-func (x *PassStatistics) GetDistinctPassed() int32 {
-	if x != nil {
-		return x.DistinctPassed
 	}
 	return 0
 }
@@ -3069,7 +3081,7 @@ func (x *GateResult) GetCell() string {
 // How a result, the candidate, differs from an earlier one, the baseline.
 type EvalComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users.
+	// What is not the same of what they depended on, in sentences: the set, agents, code, models, prices, judges, simulated users.
 	PinsChanged []string `protobuf:"bytes,1,rep,name=pins_changed,json=pinsChanged,proto3" json:"pins_changed,omitempty"`
 	// The cases: those of the candidate in its order, then the removed ones.
 	Cases []*CaseComparison `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
@@ -3242,7 +3254,8 @@ func (x *EvalComparison) GetChanges() []*EstimatedChange {
 
 // An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
 // trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
-// such, against the baseline's trials; else over all trials of the cases that both have.
+// such, against the baseline's trials, and over the planned trials of recorded cases. Else, and against a baseline whose cases the suspects
+// were not chosen among, it is over all planned trials of the cases that both have.
 type RegressionTest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The probability to see so few passes or fewer if nothing got worse; absent if there is nothing to compare.
@@ -3406,7 +3419,7 @@ type EstimatedChange struct {
 	// The mean difference, candidate less baseline. Cost is per trial in units of the currency, tokens are per trial, duration is in seconds
 	// per trial.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
-	// The interval of `value`; unset of a cost, tokens or a duration that only one case has.
+	// The interval of `value`; unset of a cost, tokens, a duration, or a metric with means outside of 0 to 1, that only one case has.
 	Interval *ConfidenceInterval `protobuf:"bytes,3,opt,name=interval,proto3" json:"interval,omitempty"`
 	// How many cases have the number on both sides.
 	Cases         int32 `protobuf:"varint,4,opt,name=cases,proto3" json:"cases,omitempty"`
@@ -3497,7 +3510,7 @@ type CaseComparison struct {
 	// The candidate's trials that `change` is judged by: fresh ones of a suspect.
 	TrialsCandidate *PassCounts `protobuf:"bytes,10,opt,name=trials_candidate,json=trialsCandidate,proto3" json:"trials_candidate,omitempty"`
 	// The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
-	// cannot be compared.
+	// cannot be compared, and of a case that is no suspect among those of which suspects were chosen.
 	PValue *float64 `protobuf:"fixed64,11,opt,name=p_value,json=pValue,proto3,oneof" json:"p_value,omitempty"`
 	// Why the change is what it is, in a sentence; empty if the case is the same.
 	Reason        string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -3963,12 +3976,13 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
 	"\n" +
-	"\b_p_value\"\xb5\x01\n" +
+	"\b_p_value\"\xe1\x01\n" +
 	"\fEvalSuspects\x12\x19\n" +
 	"\bcase_ids\x18\x01 \x03(\tR\acaseIds\x12\x16\n" +
 	"\x06trials\x18\x02 \x01(\x05R\x06trials\x127\n" +
 	"\rbaseline_pins\x18\x03 \x01(\v2\x12.bough.v1.EvalPinsR\fbaselinePins\x129\n" +
-	"\x19baseline_not_rerun_reason\x18\x04 \x01(\tR\x16baselineNotRerunReason\"\xbe\x05\n" +
+	"\x19baseline_not_rerun_reason\x18\x04 \x01(\tR\x16baselineNotRerunReason\x12*\n" +
+	"\x11recorded_case_ids\x18\x05 \x03(\tR\x0frecordedCaseIds\"\xdf\x05\n" +
 	"\bEvalPins\x12&\n" +
 	"\x0feval_set_digest\x18\x01 \x01(\tR\revalSetDigest\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.bough.v1.EvalPins.AgentsEntryR\x06agents\x126\n" +
@@ -3978,7 +3992,10 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x06judges\x18\x06 \x03(\v2\x1e.bough.v1.EvalPins.JudgesEntryR\x06judges\x12\x14\n" +
 	"\x05agent\x18\a \x01(\tR\x05agent\x12%\n" +
 	"\x0eserver_version\x18\b \x01(\tR\rserverVersion\x123\n" +
-	"\x05users\x18\t \x03(\v2\x1d.bough.v1.EvalPins.UsersEntryR\x05users\x1a9\n" +
+	"\x05users\x18\t \x03(\v2\x1d.bough.v1.EvalPins.UsersEntryR\x05users\x12\x1f\n" +
+	"\vcode_digest\x18\n" +
+	" \x01(\tR\n" +
+	"codeDigest\x1a9\n" +
 	"\vAgentsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -4083,7 +4100,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x04mean\x18\x03 \x01(\x01H\x00R\x04mean\x88\x01\x01\x12\x1c\n" +
 	"\tthreshold\x18\x04 \x01(\x01R\tthreshold\x12-\n" +
 	"\x12distinct_judgments\x18\x05 \x01(\x05R\x11distinctJudgmentsB\a\n" +
-	"\x05_mean\"\xad\x03\n" +
+	"\x05_mean\"\x84\x03\n" +
 	"\x0ePassStatistics\x12\x16\n" +
 	"\x06trials\x18\x01 \x01(\x05R\x06trials\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\x05R\x06passed\x12 \n" +
@@ -4094,9 +4111,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"pass_all_k\x18\x06 \x03(\x01R\bpassAllK\x12M\n" +
 	"\x14pass_all_k_intervals\x18\a \x03(\v2\x1c.bough.v1.ConfidenceIntervalR\x11passAllKIntervals\x12\x14\n" +
 	"\x05flaky\x18\b \x01(\bR\x05flaky\x12'\n" +
-	"\x0fdistinct_trials\x18\t \x01(\x05R\x0edistinctTrials\x12'\n" +
-	"\x0fdistinct_passed\x18\n" +
-	" \x01(\x05R\x0edistinctPassedB\f\n" +
+	"\x0fdistinct_trials\x18\t \x01(\x05R\x0edistinctTrialsB\f\n" +
 	"\n" +
 	"_pass_rate\"\xb1\x06\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +

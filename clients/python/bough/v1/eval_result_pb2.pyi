@@ -521,6 +521,7 @@ class EvalSuspects(_message.Message):
     TRIALS_FIELD_NUMBER: _builtins.int
     BASELINE_PINS_FIELD_NUMBER: _builtins.int
     BASELINE_NOT_RERUN_REASON_FIELD_NUMBER: _builtins.int
+    RECORDED_CASE_IDS_FIELD_NUMBER: _builtins.int
     trials: _builtins.int
     """How many fresh trials each has: EvaluateRequest.rerun_suspects, or fewer if all of them would be more than 100,000 together."""
     baseline_not_rerun_reason: _builtins.str
@@ -533,6 +534,12 @@ class EvalSuspects(_message.Message):
     def baseline_pins(self) -> Global___EvalPins:
         """The pins of the baseline, if it has run again as often, with the definitions that they name; unset if it has not."""
 
+    @_builtins.property
+    def recorded_case_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """EvalCase.id of each case that cannot run again because it is recorded, in the order of the set, whether a trial of it failed or not. The
+        test of all cases compares those that the baseline has too by their planned trials.
+        """
+
     def __init__(
         self,
         *,
@@ -540,10 +547,11 @@ class EvalSuspects(_message.Message):
         trials: _builtins.int = ...,
         baseline_pins: Global___EvalPins | None = ...,
         baseline_not_rerun_reason: _builtins.str = ...,
+        recorded_case_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["baseline_pins", b"baseline_pins"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_not_rerun_reason", b"baseline_not_rerun_reason", "baseline_pins", b"baseline_pins", "case_ids", b"case_ids", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_not_rerun_reason", b"baseline_not_rerun_reason", "baseline_pins", b"baseline_pins", "case_ids", b"case_ids", "recorded_case_ids", b"recorded_case_ids", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,8 +559,8 @@ Global___EvalSuspects: _TypeAlias = EvalSuspects  # noqa: Y015
 
 @_typing.final
 class EvalPins(_message.Message):
-    """What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
-    is not in it, nor are the number of trials, the budget, and stored runs that were scored.
+    """What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The number of trials, the budget, and
+    stored runs that were scored are not in it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -666,6 +674,7 @@ class EvalPins(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     USERS_FIELD_NUMBER: _builtins.int
+    CODE_DIGEST_FIELD_NUMBER: _builtins.int
     eval_set_digest: _builtins.str
     """The digest of the set, its cases included."""
     prices: _builtins.str
@@ -674,6 +683,10 @@ class EvalPins(_message.Message):
     """The agent that was evaluated; empty if every case has recorded invocations."""
     server_version: _builtins.str
     """The version of the server that planned the evaluation."""
+    code_digest: _builtins.str
+    """The hash of the sources of the project's Python modules that were loaded when the server started: the code of its agents, tools,
+    functions and metrics. Empty without any, and in results from before it was there. A baseline of another hash does not run again.
+    """
     @_builtins.property
     def agents(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Agent name to the revision of its definition, of every agent that the evaluated agent can reach."""
@@ -706,10 +719,11 @@ class EvalPins(_message.Message):
         agent: _builtins.str = ...,
         server_version: _builtins.str = ...,
         users: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        code_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "eval_set_digest", b"eval_set_digest", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "tools", b"tools", "users", b"users"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "code_digest", b"code_digest", "eval_set_digest", b"eval_set_digest", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "tools", b"tools", "users", b"users"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1191,7 +1205,6 @@ class PassStatistics(_message.Message):
     PASS_ALL_K_INTERVALS_FIELD_NUMBER: _builtins.int
     FLAKY_FIELD_NUMBER: _builtins.int
     DISTINCT_TRIALS_FIELD_NUMBER: _builtins.int
-    DISTINCT_PASSED_FIELD_NUMBER: _builtins.int
     trials: _builtins.int
     """How many trials passed or failed; those that could not be scored do not count."""
     passed: _builtins.int
@@ -1201,12 +1214,12 @@ class PassStatistics(_message.Message):
     flaky: _builtins.bool
     """Whether some trials passed and some did not."""
     distinct_trials: _builtins.int
-    """For how many trials `trials` count in intervals and comparisons: those that share all of their judgments, and their verdict, are one."""
-    distinct_passed: _builtins.int
-    """How many of `distinct_trials` passed."""
+    """For how many trials `trials` count in intervals: those that share all of their judgments are one, and beside judged trials a crashed
+    one, which has no judgment, is none. The test of regressions counts each trial.
+    """
     @_builtins.property
     def pass_rate_interval(self) -> Global___ConfidenceInterval:
-        """The Wilson interval of pass_rate, over distinct_trials; unset without trials."""
+        """The Wilson interval of pass_rate as if it were that of distinct_trials; unset without trials."""
 
     @_builtins.property
     def pass_at_k(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1232,11 +1245,10 @@ class PassStatistics(_message.Message):
         pass_all_k_intervals: _abc.Iterable[Global___ConfidenceInterval] | None = ...,
         flaky: _builtins.bool = ...,
         distinct_trials: _builtins.int = ...,
-        distinct_passed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "distinct_passed", b"distinct_passed", "distinct_trials", b"distinct_trials", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "distinct_trials", b"distinct_trials", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -1864,7 +1876,7 @@ class EvalComparison(_message.Message):
     """How many cases got worse: 0 unless `regression_test` rejects, then the number of cases that are worse, at least 1."""
     @_builtins.property
     def pins_changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users."""
+        """What is not the same of what they depended on, in sentences: the set, agents, code, models, prices, judges, simulated users."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseComparison]:
@@ -1918,7 +1930,8 @@ Global___EvalComparison: _TypeAlias = EvalComparison  # noqa: Y015
 class RegressionTest(_message.Message):
     """An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
     trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
-    such, against the baseline's trials; else over all trials of the cases that both have.
+    such, against the baseline's trials, and over the planned trials of recorded cases. Else, and against a baseline whose cases the suspects
+    were not chosen among, it is over all planned trials of the cases that both have.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2017,7 +2030,7 @@ class EstimatedChange(_message.Message):
     """How many cases have the number on both sides."""
     @_builtins.property
     def interval(self) -> Global___ConfidenceInterval:
-        """The interval of `value`; unset of a cost, tokens or a duration that only one case has."""
+        """The interval of `value`; unset of a cost, tokens, a duration, or a metric with means outside of 0 to 1, that only one case has."""
 
     def __init__(
         self,
@@ -2087,7 +2100,7 @@ class CaseComparison(_message.Message):
     """The case's pass rate in the candidate; absent if it has none there."""
     p_value: _builtins.float
     """The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
-    cannot be compared.
+    cannot be compared, and of a case that is no suspect among those of which suspects were chosen.
     """
     reason: _builtins.str
     """Why the change is what it is, in a sentence; empty if the case is the same."""

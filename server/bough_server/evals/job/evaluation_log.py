@@ -155,7 +155,10 @@ class EvaluationState:
         return eval_result_pb2.TRIAL_PURPOSE_RERUN if is_own else eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN
 
     def plan_suspects(self) -> eval_result_pb2.EvalSuspects:
-        """Return the cases that run again: those of the baseline of which a trial failed, unless they are recorded."""
+        """Return the cases that run again: those of the baseline of which a trial failed, unless they are recorded.
+
+        Recorded ones are listed apart, whatever their trials are: chosen by these, they could not be compared by them.
+        """
         planned = self.planned
         comparable = {case.case_id for case in planned.baseline.cases}
         suspects = eval_result_pb2.EvalSuspects(baseline_not_rerun_reason=planned.baseline_not_rerun_reason)
@@ -168,6 +171,7 @@ class EvaluationState:
             and not is_recorded(one.eval_case)
             and any(trial.verdict == FAILED for trial in self.results_of(case_id))
         )
+        suspects.recorded_case_ids.extend(key for key, one in self.cases.items() if is_recorded(one.eval_case))
         most = MAX_RERUNS // (count_sides(suspects) * max(1, len(suspects.case_ids)))
         suspects.trials = min(planned.rerun_suspects, most)
         return suspects

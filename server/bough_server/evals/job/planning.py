@@ -92,7 +92,9 @@ async def plan(
     if baseline is not None and not cells:
         cannot_rerun = await explain_missing_pins(dependencies, principal, baseline.pins)
     _refuse_gates(request, cases, baseline=baseline, has_baseline_reruns=not cannot_rerun)
-    pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
+    pins = eval_result_pb2.EvalPins(
+        eval_set_digest=set_digest(request.eval_set), server_version=version(), code_digest=dependencies.code_digest
+    )
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
         await run_in_thread(_refuse_wrong_names, request.eval_set, agent, resolver)

@@ -24,11 +24,10 @@ CHANGES: Final = {
 
 
 def comparison_text(comparison: eval_result_pb2.EvalComparison) -> str:
-    """Return how many cases changed, and by how much the pass rate did."""
+    """Return how many cases changed, and by how much the pass rate of those did that both sides have, as gates do."""
     counts = (comparison.better, comparison.worse, comparison.unclear, comparison.removed, comparison.added)
     parts = [f"{count} {word}" for count, word in zip(counts, CHANGES.values(), strict=True)]
-    if comparison.HasField("pass_rate_change"):
-        parts.append(f"pass rate {comparison.pass_rate_change:+.2f}")
+    parts += [f"pass rate {change.value:+.2f}" for change in comparison.changes if change.name == "pass_rate"]
     return ", ".join(parts)
 
 
@@ -39,21 +38,27 @@ def comparison_sentences(
 
     `suspects` are those of the candidate; without any, they are empty.
     """
-    test, kind = comparison.regression_test, "fresh trials" if suspects.case_ids else "trials"
+    test = comparison.regression_test
     if test.HasField("p_value"):
         count = comparison.regressions
         found = pluralize(count, "regression") if count else "No regression is proven"
         yield (
-            f"{found}: over {pluralize(test.cases, 'case')} {test.candidate.passed} of {test.candidate.trials} {kind} "
+            f"{found}: over {pluralize(test.cases, 'case')} {test.candidate.passed} of {test.candidate.trials} trials "
             f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline (p = {test.p_value:.2g})."
         )
-    elif suspects.trials:
+    elif suspects.trials and not suspects.case_ids and not any(map(_has_failed_in_both, comparison.cases)):
         yield "No regression: no trial failed of a case that the baseline has."
     if suspects.baseline_not_rerun_reason:
         yield f"The baseline did not run again. {suspects.baseline_not_rerun_reason}"
     yield from filter(None, (test.incomplete_reason, test.power))
     if comparison.changes:
         yield f"Mean changes of a case: {', '.join(map(_change_text, comparison.changes))}."
+
+
+def _has_failed_in_both(case: eval_result_pb2.CaseComparison) -> bool:
+    """Return whether a case that the baseline has did not pass each trial."""
+    in_both = case.change not in (eval_result_pb2.CASE_CHANGE_ADDED, eval_result_pb2.CASE_CHANGE_REMOVED)
+    return in_both and case.pass_rate_candidate < 1
 
 
 def _change_text(change: eval_result_pb2.EstimatedChange) -> str:

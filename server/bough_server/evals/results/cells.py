@@ -7,7 +7,6 @@ from typing import Final
 from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.agents.definition import revision
 from bough_server.evals.metrics.statistics import is_close
-from bough_server.evals.results.changes import count_distinct_trials
 from bough_server.evals.results.significance import Passes, drop_p_value, rejects
 from bough_server.evals.results.verdicts import totals
 
@@ -71,7 +70,7 @@ def mark_best(cells: Sequence[eval_result_pb2.CellResult], found: Mapping[str, S
 def _compare(cases: Sequence[CaseResult], best: Sequence[CaseResult]) -> float:
     """Return the probability that a cell passes so seldom, or less, if the other passes no more often."""
     pairs = [
-        Passes(*count_distinct_trials(one.statistics), *count_distinct_trials(other.statistics))
+        Passes(one.statistics.passed, one.statistics.trials, other.statistics.passed, other.statistics.trials)
         for one, other in zip(cases, best, strict=True)
     ]
     return drop_p_value(passes for passes in pairs if passes.trials and passes.trials_before)

@@ -22,6 +22,7 @@ from bough_server.evals.results import gate_numbers
 from bough_server.evals.results.gate_numbers import Measured, pluralize
 from bough_server.evals.results.significance import least_p_value, rejects
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
+from bough_server.evals.sets.eval_set import is_recorded
 
 MAX_TRIALS: Final = 1_000
 """The most trials of a case, as EvalCase.trials says."""
@@ -257,23 +258,32 @@ def explain_unmissable(
         return ""
     before = {case.case_id: case.statistics.trials for case in baseline.cases if case.statistics.trials}
     both = [one for one in planned if one.eval_case.id in before]
-    trials = [before[one.eval_case.id] for one in both]
-    sizes = [
-        (reruns or one.trials, reruns if reruns and has_baseline_reruns else old)
-        for one, old in zip(both, trials, strict=True)
-    ]
+    live = [one for one in both if not is_recorded(one.eval_case)]
+    sizes = [(one.trials, before[one.eval_case.id]) for one in both if is_recorded(one.eval_case) or not reruns]
+    if reruns:
+        sizes += [(reruns, reruns if has_baseline_reruns else before[one.eval_case.id]) for one in live]
     if not both or rejects(least_p_value(sizes)):
         return ""
+    has = pluralize(reruns, "fresh trial") if reruns else pluralize(min(one.trials for one in both), "trial")
+    if reruns and len(live) < len(both):
+        has += ", of recorded cases none,"
+    return (
+        f"{gate.text!r} could never fail: {has} of {pluralize(len(both), 'case')} cannot prove a regression, even if "
+        "all passed in the baseline and none passes now. "
+        + _describe_needed_reruns([before[one.eval_case.id] for one in live], has_baseline_reruns=has_baseline_reruns)
+    )
+
+
+def _describe_needed_reruns(before: Sequence[int], *, has_baseline_reruns: bool) -> str:
+    """Return how many fresh trials it takes; `before` are the baseline's trials of each case that can have some."""
+    if not before:
+        return "Recorded cases do not run again: it takes more of them."
     needed = next(
         count
         for count in itertools.count(1)
-        if rejects(least_p_value([(count, count if has_baseline_reruns else min(trials))]))
+        if rejects(least_p_value([(count, count if has_baseline_reruns else min(before))]))
     )
-    has = f"{reruns} fresh trials" if reruns else pluralize(min(one.trials for one in both), "trial")
-    return (
-        f"{gate.text!r} could never fail: {has} of {pluralize(len(both), 'case')} cannot prove a regression, even if "
-        f"all passed in the baseline and none passes now. It takes rerun_suspects of {needed}."
-    )
+    return f"It takes rerun_suspects of {needed}."
 
 
 def _explain_out_of_range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:

@@ -75,7 +75,7 @@ def case_result(
         trials=ordered,
         metrics=(metric.summary() for metric in metrics),
         statistics=statistics.pass_statistics(
-            sum(map(has_passed, judged)), len(judged), distinct=count_distinct(judged)
+            sum(map(has_passed, judged)), len(judged), distinct_trials=_count_distinct(judged)
         ),
         unused_mocks=_find_unused_mocks(planned, trials),
         faults=_summarize_faults(planned, trials),
@@ -102,13 +102,23 @@ def _measure_trials(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> eval_r
     return means
 
 
-def count_distinct(trials: Iterable[eval_result_pb2.CaseTrialResult]) -> tuple[int, int]:
-    """Return how many of some scored trials passed, and how many there are, if those that share a judgment are one."""
-    kinds: set[tuple[object, bool]] = set()
+def _count_distinct(trials: Iterable[eval_result_pb2.CaseTrialResult]) -> int:
+    """Return for how many trials some scored ones count in an interval, whatever their verdicts are.
+
+    Those that share all of their judgments are one. A crashed trial, which has none, is none beside judged ones: it
+    would make the others count for more than they do without it.
+    """
+    judged: set[Sequence[str]] = set()
+    crashed = others = 0
     for trial in trials:
-        judges = tuple(dict.fromkeys(said.run_id for score in trial.scores for said in score.judgments if said.run_id))
-        kinds.add((judges or trial.trial, has_passed(trial)))
-    return sum(passed for _, passed in kinds), len(kinds)
+        runs = tuple(dict.fromkeys(said.run_id for score in trial.scores for said in score.judgments if said.run_id))
+        if runs:
+            judged.add(runs)
+        elif trial.crashed:
+            crashed += 1
+        else:
+            others += 1
+    return len(judged) + others if judged else others + crashed
 
 
 def _find_unused_mocks(
