@@ -8,7 +8,7 @@ from typing import Final
 from grpc import aio
 
 from bench.eval_project import expected, metrics, write_eval_project
-from bench.figures import CaseResult, Figure
+from bench.figures import Aim, CaseResult, Figure
 from bench.programs import Program
 from bench.servers import bough_server
 from bough.v1 import (
@@ -24,6 +24,8 @@ from bough.v1 import (
 CASES: Final = 1_000
 JOBS: Final = 4
 ROUNDS: Final = 3
+LARGE: Final = 5_000
+"""The cases of the set whose evaluation's memory is measured."""
 _SECONDS: Final = 600.0
 _TEXT: Final = "What is a bough?"
 
@@ -46,13 +48,29 @@ async def measure(folder: Path) -> CaseResult:
         floor=f"a bare run, {JOBS} at once",
         floor_rounds=runs,
     )
-    return CaseResult(figures=[figure], failures=failures)
+    (folder / "large").mkdir()
+    return CaseResult(figures=[figure, await _measure_memory(folder / "large", failures)], failures=failures)
 
 
-async def _evaluate(channel: aio.Channel, server: Program, failures: list[str]) -> float:
+async def _measure_memory(folder: Path, failures: list[str]) -> Figure:
+    """The memory of a new server that evaluates a large set."""
+    config = write_eval_project(folder)
+    async with bough_server(folder, config) as server, aio.insecure_channel(server.address) as channel:
+        await _evaluate(channel, server, failures, count=LARGE)
+        peak = server.peak_megabytes()
+    return Figure(
+        case="evaluate",
+        what=f"peak memory of the server, of an evaluation of {LARGE:,} cases",
+        unit="MB",
+        rounds=[peak],
+        aim=Aim("under", 300, of="median"),
+    )
+
+
+async def _evaluate(channel: aio.Channel, server: Program, failures: list[str], *, count: int = CASES) -> float:
     """The CPU, in milliseconds, of each case of an evaluation."""
     turn = eval_set_pb2.EvalTurn(user=_TEXT, expect=expected("clerk", calls=0))
-    cases = [eval_set_pb2.EvalCase(id=f"case-{number}", turns=[turn]) for number in range(CASES)]
+    cases = [eval_set_pb2.EvalCase(id=f"case-{number}", turns=[turn]) for number in range(count)]
     request = eval_service_pb2.EvaluateRequest(
         eval_set=eval_set_pb2.EvalSet(name="bench", agent="clerk", cases=cases), max_concurrency=JOBS
     )
@@ -64,7 +82,7 @@ async def _evaluate(channel: aio.Channel, server: Program, failures: list[str]) 
                 status = event.evaluation_completed.verdict
     if status != eval_result_pb2.VERDICT_PASSED:
         failures.append("The evaluation did not pass.")
-    return (server.cpu_seconds() - start) * 1000 / CASES
+    return (server.cpu_seconds() - start) * 1000 / count
 
 
 async def _run(channel: aio.Channel, server: Program, count: int) -> float:

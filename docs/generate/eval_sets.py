@@ -10,6 +10,23 @@ from docs.generate.text import Json, link_to_editors
 _OPAQUE: Final = ("Invocation", "ToolCall", "ToolResult", "Reasoning")
 """Messages that programs write. The reference would be twice as long with all that they hold."""
 
+_CASES_FROM: Final[Json] = {
+    "description": "A file beside the set, .jsonl or .csv, with a case for each of its rows.",
+    "type": "object",
+    "properties": {
+        "file": {
+            "description": "The path of the file, relative to the folder of the set and below it.",
+            "type": "string",
+        },
+        "template": {
+            "description": "A case; {{column}} stands for a row's value, and {{column?}} for one that may be missing.",
+            "type": "object",
+        },
+    },
+    "required": ["file", "template"],
+    "additionalProperties": False,
+}
+
 _INTRODUCTION: Final = """# Eval sets
 
 Every field of an eval set: cases for an agent, with what is expected of them and how they are scored. This page is
@@ -55,6 +72,9 @@ cases:
   arguments it is `approval: {approved: true, arguments: {amount: 90}}`.
 - `recorded` names a stored run, `recorded: {run: {run_id: ...}}`, or holds a record: `recorded: {invocation: ...}`,
   with what `bough tree RUN --json` prints.
+- `cases_from: {file: cases.jsonl, template: {id: "{{id}}", turns: [{user: "{{question}}"}]}}` adds a case for each
+  row of a JSONL or CSV file below the folder of the set: see
+  [how to evaluate data and matrices](../how-to/data-and-matrices.md).
 - Names in camelCase, as in JSON that protobuf writes, are accepted as well.
 
 `bough eval validate eval.yaml` checks a file without a server, and reports every problem with its line and field.
@@ -76,7 +96,13 @@ def reference() -> str:
 
 def json_schema() -> Json:
     """The JSON Schema of an eval set, of draft 7, which editors read."""
-    return message_schemas(definitions(), title="A Bough eval set")
+    schema = message_schemas(definitions(), title="A Bough eval set")
+    return {**schema, "properties": {**_members(schema["properties"]), "cases_from": _CASES_FROM}}
+
+
+def _members(value: Json) -> dict[str, Json]:
+    assert isinstance(value, dict)
+    return value
 
 
 def _places(definitions: Definitions) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from grpc import aio
 from opentelemetry.sdk.trace import TracerProvider
 
 from bough_server.agents.catalog import AgentCatalog
-from bough_server.agents.loading import definition_files, load_python, load_sources
+from bough_server.agents.loading import definition_files, digest_code, load_python, load_sources
 from bough_server.agents.registry import Registry
 from bough_server.api.health import Health, serve_health
 from bough_server.api.ports import TlsFiles, bind_ports, check_exposure
@@ -456,6 +456,7 @@ def _evaluation_dependencies(
             if (model := registry.resolver.model(info.name)) is not None
         },
         metrics=load_metrics(settings.python, settings.folder),
+        code_digest=digest_code(settings.python, settings.folder),
         score_events=score_events,
         redaction=RedactionRules(fields=redact.fields, patterns=redact.patterns),
         count_hung_metric=_ignore if dependencies.metrics is None else dependencies.metrics.on_hung_metric,

@@ -15,12 +15,37 @@ from bough_server.truncation import MAX_TEXT_BYTES, size_of
 # Possessive quantifiers do not backtrack, so matching takes time linear in the text.
 _PLACEHOLDER: Final = re.compile(r"\{\{ *+([A-Za-z_][A-Za-z0-9_.:-]*+)(\??) *+\}\}")
 _STATE: Final = "state."
+
+MISSING: Final = object()
+"""The value of a template that is one placeholder whose value may be missing, and is."""
+
 _MOST_SHOWN: Final = 5
 
 
 def names_in(template: str) -> set[str]:
     """Return the names of a template's placeholders; those of session state without their question marks."""
     return {found.group(1) for found in _PLACEHOLDER.finditer(template)}
+
+
+def placeholders_in(template: str) -> list[tuple[str, bool]]:
+    """Return the name of each placeholder in order, and whether a question mark says that its value may be missing."""
+    return [(found.group(1), bool(found.group(2))) for found in _PLACEHOLDER.finditer(template)]
+
+
+def fill(template: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of the placeholder that is the whole template, else the template with all of them as text.
+
+    Values other than text become JSON text there. A missing value of a placeholder with a question mark is MISSING, or
+    empty text in a longer template. Raises KeyError for a missing value of another one.
+    """
+    if found := _PLACEHOLDER.fullmatch(template):
+        return values.get(found[1], MISSING) if found[2] else values[found[1]]
+
+    def fill_in(found: re.Match[str]) -> str:
+        value = values.get(found[1], "") if found[2] else values[found[1]]
+        return value if isinstance(value, str) else json_text(value)
+
+    return _PLACEHOLDER.sub(fill_in, template)
 
 
 def template_mistake(template: str, known: Collection[str]) -> str:

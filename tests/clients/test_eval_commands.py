@@ -217,10 +217,15 @@ async def test_several_runs_cannot_have_one_id_and_a_broken_set_is_not_overwritt
     broken.write_text("cases: [\n", encoding="utf-8")
     several = await bough("eval", "record", "last", "last", "--set", str(broken), "--case", "a", port=port)
     unread = await bough("eval", "record", "last", "--set", str(broken), port=port)
+    rows, with_rows = tmp_path / "rows.csv", tmp_path / "with-rows.yaml"
+    rows.write_text("id\na\n", encoding="utf-8")
+    with_rows.write_text("cases_from: {file: rows.csv, template: {id: '{{id}}'}}\n", encoding="utf-8")
+    refused = await bough("eval", "record", "last", "--set", str(with_rows), port=port)
     nowhere = await bough("eval", "record", "last", "--set", str(tmp_path / "no" / "set.yaml"), port=port)
 
     assert (several.code, several.err) == (2, "--case names one case, and there are several runs: omit it.\n")
     assert (unread.code, unread.err.startswith(f"{broken}:2: This is not YAML")) == (2, True)
+    assert (refused.code, refused.err) == (2, f"{with_rows}: Its cases come from {rows}: record into another set.\n")
     assert (nowhere.code, nowhere.err) == (2, f"{tmp_path}/no/set.yaml: The folder {tmp_path}/no does not exist.\n")
     assert broken.read_text(encoding="utf-8") == "cases: [\n"
 

@@ -197,7 +197,7 @@ async def test_a_baseline_may_be_an_evaluation_and_gates_decide_alone(port: int,
 
     # The set expects something else now: what the baseline ran with fails as often.
     assert (ended.code, "unclear     bergen" in ended.out) == (0, True)
-    assert "No regression is proven: over 1 case 0 of 3 fresh trials passed, 0 of 3 in the baseline" in ended.out
+    assert "No regression is proven: over 1 case 0 of 3 trials passed, 0 of 3 in the baseline" in ended.out
     assert "1 suspect run 3 more times, and as often with what the baseline ran with" in ended.err
     assert "bergen baseline 3/3 failed" in ended.err
     assert "passed      gate pass_rate >= 0.5  is 0.5" in ended.out.splitlines()
@@ -306,6 +306,13 @@ async def test_files_hold_as_much_of_what_was_said_as_is_asked_for_and_never_wha
             ("    turns: [{user: And", "    metrics: [{custom: {name: nice}}]\n    turns: [{user: And"),
             "12: cases[1].metrics[0].custom.name: There is no metric 'nice'.",
         ),
+        (  # by its line the first of two, though turns are checked before metrics
+            (
+                "    turns: [{user: And in Bergen, expect: {answer",
+                "    metrics: [{budget: {agent: guid, errors: 0}}]\n    turns: [{user: Hi, expect: {tools: [x], answer",
+            ),
+            "12: cases[1].metrics[0].budget.agent: There is no agent 'guid'. Did you mean 'guide'?",
+        ),
     ],
 )
 async def test_what_is_wrong_with_a_set_has_its_line_and_field_also_what_the_server_finds(
@@ -329,6 +336,13 @@ async def test_gates_and_options_that_make_no_sense_are_named(port: int, tmp_pat
         (("--budget", "price=2"), "--budget price: There is no such budget."),
         (("--budget", "cost=-2"), "--budget cost=-2: must be a number, and more than 0."),
         (("--budget", "time=soon"), "--budget time=soon: must be a duration such as 10m"),
+        (("--matrix", "modle=a"), "--matrix modle=a: There is no axis 'modle'. Did you mean 'model'?"),
+        (("--matrix", "model"), "--matrix model: must be AXIS=VALUES, such as model=small,large."),
+        (("--matrix", "temperature=0,warm"), "--matrix temperature=0,warm: must be numbers, as in temperature=0,0.7."),
+        (
+            ("--matrix", "model=defalt"),
+            "--matrix: matrix.model[0]: There is no model 'defalt'. Did you mean 'default'?",
+        ),
         (("--label", "pr"), "--label pr: must be NAME=VALUE."),
         (("--label", "bough/x=1"), "--label: labels"),
         (("--request-id", "bough/x"), "--request-id: "),

@@ -133,8 +133,8 @@ async def test_names_are_those_of_the_modules_too_unless_these_are_not_to_be_imp
         "5: cases[0].turns[0].expect.agents[0].name: There is no agent 'giude'. Did you mean 'guide'?",
         "6: cases[0].mocks.tools[0].name: There is no tool 'serch'. Did you mean 'search'?",
         "7: cases[0].metrics[0].custom.name: There is no metric 'brif'. Did you mean 'brief'?",
-        "7: cases[0].metrics[1].custom.config_json: must not be set: the function 'brief' takes none; give it a third "
-        "parameter.",
+        "7: cases[0].metrics[1].custom.config: must not be set: the function 'brief' takes no configuration. Remove "
+        "it, or give the function a third parameter.",
         threshold,
     ]
     assert [line.partition("set.yaml:")[2] for line in unimported.out.splitlines()] == [threshold]

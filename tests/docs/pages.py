@@ -64,6 +64,7 @@ PAGES: Final[Mapping[str, Page]] = {
         )
     ),
     "docs/how-to/fork-and-replay.md": Page(example="examples/desk"),
+    "docs/how-to/inject-faults.md": Page(failures=frozenset({"clerk: agent.tool.failed: TOOL_FAILED"})),
     "docs/tutorial/first-run.md": Page(example="examples/desk"),
     "docs/decisions/*.md": Page(),
     "docs/explanation/*.md": Page(),

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from grpc import aio
 
 from bough.v1 import agent_pb2, agent_service_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2, event_pb2, run_pb2
-from bough_server import Context, Message, agent
+from bough_server import Context, Message, RunError, agent
 from bough_server.settings import Settings
 from bough_server.tools.tool import tool
 from tests.rpc import run_server
@@ -43,6 +43,18 @@ async def gruff(ctx: Context, input: Message) -> str:
     return "no"
 
 
+@agent(description="Asks two agents, and does without an answer.", agents=["echo", "gruff"])
+async def lenient(ctx: Context, input: Message) -> str:
+    """Answers with the answers of those that did not fail."""
+    answers = []
+    for name in ("echo", "gruff"):
+        try:
+            answers.append((await ctx.dispatch(name, input)).parts[0].text)
+        except RunError:
+            answers.append("-")
+    return " ".join(answers)
+
+
 @agent(description="Fails if it is told to.")
 async def touchy(ctx: Context, input: Message) -> str:
     """Answers with its input, or raises."""
@@ -52,16 +64,43 @@ async def touchy(ctx: Context, input: Message) -> str:
     return text
 
 
+async def wait_at_gate(name: str) -> None:
+    """Wait until a gate is open."""
+    ARRIVED[name].set()
+    await GATES[name].wait()
+
+
+async def shaky_answer(ctx: Context, text: str) -> str:
+    """Raise the first N times of "NAME N", and then return "done"."""
+
+    async def count() -> int:
+        CALLED[text] += 1
+        return CALLED[text]
+
+    if await ctx.step("count", count) <= int(text.split()[1]):
+        raise ValueError("it was told to")
+    return "done"
+
+
+@agent(description="Crashes as often as it is told, and then answers.")
+async def shaky(ctx: Context, input: Message) -> str:
+    """Answers "done" to "NAME N" once it has crashed N times."""
+    return await shaky_answer(ctx, input.parts[0].text)
+
+
+@agent(description="Crashes as often as it is told, and then waits for its gate.")
+async def shaky_then_waits(ctx: Context, input: Message) -> str:
+    """As `shaky`, but that it answers when the gate of its input is open."""
+    answer = await shaky_answer(ctx, input.parts[0].text)
+    await ctx.step("wait", lambda: wait_at_gate(input.parts[0].text))
+    return answer
+
+
 @agent(description="Waits for the gate that it is told.")
 async def gated(ctx: Context, input: Message) -> str:
     """Answers when its gate is open."""
     name = input.parts[0].text
-
-    async def opened() -> None:
-        ARRIVED[name].set()
-        await GATES[name].wait()
-
-    await ctx.step("wait", opened)
+    await ctx.step("wait", lambda: wait_at_gate(name))
     return name
 
 

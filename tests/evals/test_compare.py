@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.v1 import eval_result_pb2, execution_pb2, usage_pb2
+from bough_server.evals.reports.words import comparison_sentences, comparison_text
 from bough_server.evals.results.compare import (
     ADDED,
     BETTER,
@@ -288,7 +289,6 @@ def test_a_baseline_keeps_the_numbers_of_cases_without_their_trials_and_turns() 
                     pass_rate_interval=statistics.pass_rate_interval,
                     flaky=True,
                     distinct_trials=2,
-                    distinct_passed=1,
                 ),
                 trial_means=result.cases[0].trial_means,
             )
@@ -383,6 +383,72 @@ def test_without_a_suspect_nothing_is_a_regression() -> None:
     comparison = compare(before, after)
     assert (comparison.regressions, comparison.regression_test.HasField("p_value")) == (0, False)
     assert not comparison.regression_test.incomplete_reason
+
+
+def test_recorded_cases_are_tested_beside_suspects_by_the_trials_that_they_have() -> None:
+    names = [f"recorded-{number}" for number in range(6)]
+    before = result_of(passing("live", 5, 5), *map(passing, names))
+    after = suspected(result_of(passing("live", 5, 5), *(passing(name, 0) for name in names)))
+    after.suspects.recorded_case_ids.extend(names)
+    found = compare(before, after)
+    assert (found.regressions, found.regression_test.p_value) == (1, pytest.approx(1 / 64))
+    assert (found.regression_test.candidate, found.regression_test.baseline) == (
+        PassCounts(trials=6),
+        PassCounts(trials=6, passed=6),
+    )
+    assert "20 fresh trials against 5 of 1 case" in found.regression_test.power
+
+
+def test_against_a_baseline_among_whose_cases_no_suspects_were_chosen_the_planned_trials_are_tested() -> None:
+    before = result_of(passing("known", 5, 5), passing("other", 5, 5))
+    after = suspected(result_of(passing("known", 4, 5), passing("other", 0, 5)), "known")
+    rerun(after.cases[0], candidate=(20, 20))
+    found = compare(before, after)
+    assert [case.change for case in found.cases] == [UNCLEAR, WORSE]
+    assert (found.regressions, found.regression_test.candidate) == (1, PassCounts(trials=10, passed=4))
+    assert "5 trials against 5 of 2 cases" in found.regression_test.power
+
+
+def test_reports_claim_no_regression_only_if_no_trial_of_a_common_case_failed() -> None:
+    def sentences(before: Result, after: Result) -> list[str]:
+        return [*comparison_sentences(compare(before, after), after.suspects)]
+
+    claim = "No regression: no trial failed of a case that the baseline has."
+    assert claim in sentences(result_of(passing("a")), suspected(result_of(passing("a"), passing("new", 0))))
+    unknown = result_of(case_of("a", unscored()))
+    assert claim not in sentences(unknown, suspected(result_of(passing("a", 0))))
+    assert claim not in sentences(result_of(passing("a")), suspected(result_of(passing("a", 0)), "a"))
+
+
+def test_the_change_of_the_pass_rate_in_reports_is_that_of_gates_which_added_cases_do_not_move() -> None:
+    before = result_of(passing("a"), passing("b"))
+    found = compare(before, result_of(passing("a"), passing("b"), passing("new", 0)))
+    assert [change.value for change in found.changes if change.name == "pass_rate"] == [0]
+    assert comparison_text(found) == "0 better, 0 worse, 0 unclear, 0 removed, 1 added, pass rate +0.00"
+
+
+def test_numbers_without_a_scale_from_0_to_1_have_intervals_around_their_change() -> None:
+    def costing(score: float) -> list[eval_result_pb2.CaseResult]:
+        return [case_of(name, scored(q=score, threshold=0.5)) for name in "abc"]
+
+    for before, after in [(1.0, 6.0), (0.0, -5.0), (5.0, 5.0)]:
+        changes = compare(result_of(*costing(before)), result_of(*costing(after))).changes
+        (found,) = (change for change in changes if change.name == "q.mean")
+        assert (found.interval.lower, found.interval.upper) == (found.value, found.value) == (after - before,) * 2
+    (found,) = (each for each in compare(result_of(*costing(1)), result_of(*costing(1))).changes if each.name[0] == "q")
+    assert found.interval.lower < 0 < found.interval.upper, "of a rate three cases that are equal prove little"
+
+
+def test_a_case_that_is_no_suspect_passed_every_trial_which_proves_nothing() -> None:
+    before = result_of(passing("fixed", 0, 5), passing("open", 0, 5))
+    after = suspected(result_of(passing("fixed", 5, 5), passing("open", 1, 5)), "open")
+    rerun(after.cases[1], candidate=(20, 20))
+    fixed, opened = compare(before, after).cases
+    assert (fixed.change, fixed.HasField("p_value"), opened.change) == (UNCLEAR, False, BETTER)
+    assert fixed.reason == (
+        "5 of 5 trials passed, 0 of 5 in the baseline. "
+        "No trial failed, so it has no fresh ones, which a proof would take."
+    )
 
 
 def test_fresh_trials_that_could_not_be_scored_are_named() -> None:

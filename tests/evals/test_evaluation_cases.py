@@ -152,6 +152,53 @@ async def test_mocks_that_answered_no_call_in_any_trial_are_listed(server: Serve
     assert not found[1].unused_mocks
 
 
+async def test_faults_are_injected_into_the_same_calls_in_every_evaluation_and_counted(server: Served) -> None:
+    words = [f"word-{number}" for number in range(10)]
+    faults = [
+        {"tool": "stamp", "share": 0.1, "fail": {"message": "jammed"}},
+        {"tool": "stamp", "share": 0.3, "answer_json": '"smudged"'},
+        {"tool": "stamp", "agent": "echo", "share": 1, "fail": {}},
+    ]
+    passing = {"answer": {"regex": "stamped word-9$"}}
+    both = case("faulty", " ".join(words)), case("sound", "word", faults=[{**faults[0], "agent": "echo"}])
+    both[0]["turns"] = [{"user": " ".join(words), "expect": passing}, {"user": "again"}]
+    made = eval_set(*both, agent="clerk", defaults={"faults": faults})
+    first, second = [await evaluated(server, made, trials=4) for _ in range(2)]
+    for log in (first, second):
+        check_log(log.events)
+    results = {
+        key: (one.verdict, one.crashed, [(fault.index, fault.count) for fault in one.injected_faults])
+        for key, one in first.results().items()
+    }
+    assert results == {
+        key: (one.verdict, one.crashed, [(fault.index, fault.count) for fault in one.injected_faults])
+        for key, one in second.results().items()
+    }
+    found = (await evaluation(server, first.evaluation_id)).result.cases
+    jammed, smudged, other = found[0].faults
+    counts = [results["faulty", trial] for trial in range(4)]
+    assert [(fault.name, fault.is_model) for fault in found[0].faults] == [("stamp", False)] * 3
+    assert (other.injected, other.trials) == (0, 0)
+    for fault in (jammed, smudged):
+        having = [trial for trial in counts if fault.index in dict(trial[2])]
+        assert fault.injected == sum(dict(trial[2])[fault.index] for trial in having) > 0
+        assert (fault.trials, fault.passed) == (len(having), sum(trial[0] == PASSED for trial in having))
+    assert len({tuple(trial[2]) for trial in counts}) > 1, "each trial has draws apart"
+    times = "once" if jammed.injected == 1 else f"{jammed.injected} times"
+    shown = reasons_of(found[0])
+    assert shown[-3:] == [
+        f"faults[0], of stamp, was injected {times}: {jammed.passed} of {_trials(jammed.trials)} with it passed.",
+        f"faults[1], of stamp, was injected {smudged.injected} times: {smudged.passed} of {_trials(smudged.trials)} "
+        "with it passed.",
+        "faults[2], of stamp, was drawn for no call.",
+    ]
+    assert reasons_of(found[1]) == ["faults[0], of stamp, was drawn for no call."]
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
 async def test_mocks_answer_for_agents_and_so_often_over_all_turns_of_a_trial(server: Served) -> None:
     agents = [
         {"agent": "echo", "times": 1, "text": "first"},
@@ -168,6 +215,15 @@ async def test_mocks_answer_for_agents_and_so_often_over_all_turns_of_a_trial(se
     over = case("one", "a", "b", "c", "d", answers=[None, None, None, "d"], mocks={"agents": agents})
     log = await evaluated(server, eval_set(over, agent="front"), definitions=[made])
     assert "is answered by no mock of this case, and mocks name that agent" in log.result("one").reason
+
+
+async def test_a_trial_is_not_scored_if_code_does_without_an_agent_that_no_mock_answers_for(server: Served) -> None:
+    agents = [{"agent": "echo", "caller": "slow", "text": "never"}, {"agent": "gruff", "text": "mocked"}]
+    log = await evaluated(server, eval_set(case("one", "a", "b", mocks={"agents": agents}), agent="lenient"))
+    result = log.result("one")
+    assert (result.verdict, list(result.used_agent_mocks)) == (NOT_EVALUATED, [1])
+    assert "The call of the agent 'echo' by 'lenient'" in result.reason
+    assert len(result.turns) == 1
 
 
 async def test_a_recorded_run_answers_its_calls_and_nothing_else_is_called_unless_mocks_are_not_strict(

@@ -100,6 +100,11 @@ def nested(depth: int) -> eval_set_pb2.EvalSet:
             {},
             ["eval_set.cases[0].metrics[0].budget.agent"],
         ),
+        (
+            eval_set(case("a", "x", mocks={"agents": [{"agent": "slow", "text": "never"}]}), agent="slow"),
+            {},
+            ["eval_set.cases[0].mocks.agents[0].agent"],
+        ),
         (eval_set(case("a", "x")), {"gates": ["pass_rate >= 0.5", "nonsense"]}, ["gates[1]"]),
         (eval_set(case("a", "x")), {"gates": ["case.pass_rate.lower >= 0.8"], "trials": 5}, ["gates[0]"]),
         (eval_set(case("a", "x")), {"gates": ["regressions == 0"]}, ["gates[0]"]),

@@ -11,6 +11,7 @@ from bough_server.evals.results.compare import compare
 from bough_server.evals.results.gates import Gate, GateNumber, explain_unreachable, parse_gate
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 from tests.support.eval_results import (
+    RECORDED,
     TRIALS,
     case_of,
     crashed,
@@ -483,6 +484,29 @@ def test_a_gate_on_regressions_that_could_never_fail_is_refused_with_what_it_tak
         if needed
         else ""
     )
+
+
+def test_recorded_cases_have_no_fresh_trials_that_a_gate_on_regressions_could_count_on() -> None:
+    recorded = [planned_case(name, turns=[RECORDED]) for name in "ab"]
+
+    def explain(*live: str, reruns: int) -> str:
+        return gates.explain_unmissable(
+            parse_gate("regressions == 0"),
+            [*recorded, *map(planned_case, live)],
+            result_of(*map(passing, "abc")),
+            reruns=reruns,
+            has_baseline_reruns=True,
+        )
+
+    assert explain(reruns=0) == (
+        "'regressions == 0' could never fail: 1 trial of 2 cases cannot prove a regression, even if all passed in the "
+        "baseline and none passes now. Recorded cases do not run again: it takes more of them."
+    )
+    assert explain("c", reruns=1) == (
+        "'regressions == 0' could never fail: 1 fresh trial, of recorded cases none, of 3 cases cannot prove a "
+        "regression, even if all passed in the baseline and none passes now. It takes rerun_suspects of 3."
+    )
+    assert not explain("c", reruns=3)
 
 
 def test_changes_from_the_baseline_are_numbers_of_gates() -> None:

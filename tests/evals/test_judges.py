@@ -21,13 +21,18 @@ from bough.v1 import (
     evaluation_ref_pb2,
     run_pb2,
 )
+from bough.v1.eval_set_pb2 import JudgeRubric, JudgeScale
 from bough.v1.invocation_pb2 import InvocationSource
-from bough_server.evals.reports.words import rate_text
+from bough_server.errors import RunError
+from bough_server.evals.metrics.llm_judge import questions, turns_of
+from bough_server.evals.reports.words import describe_judgment, rate_text
 from tests.evals.invocations import Call, agent, invocation
 from tests.evals.job_server import evaluation, run_started
+from tests.evals.records import did, record
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, served, settings
-from tests.support.judge_models import Verdict, judging, prompt_of
+from tests.support.judge_models import Verdict, judging, prompt_of, text_reply
+from tests.support.model_scenarios import Reply, Request
 from tests.support.model_server import ModelServer, serving_model
 from tests.support.projects import openai_model
 
@@ -35,6 +40,7 @@ PASSED = eval_result_pb2.VERDICT_PASSED
 FAILED = eval_result_pb2.VERDICT_FAILED
 NOT_EVALUATED = eval_result_pb2.VERDICT_NOT_EVALUATED
 JUDGE = evaluation_ref_pb2.EVALUATION_ROLE_JUDGE
+GROUNDED = eval_set_pb2.READY_RUBRIC_GROUNDED
 
 
 def judge(*rubrics: str, samples: int = 1, **fields: Any) -> eval_set_pb2.EvalMetric:
@@ -61,6 +67,13 @@ async def evaluated(server: Served, **fields: Any) -> eval_result_pb2.EvalResult
         pass
     evaluation_id = dict(await call.initial_metadata())["bough-evaluation-id"]
     return (await evaluation(server, evaluation_id)).result
+
+
+def rubrics(*given: eval_set_pb2.JudgeRubric, **fields: Any) -> eval_set_pb2.EvalMetric:
+    metric = judge(**fields)
+    del metric.llm_judge.rubrics[:]
+    metric.llm_judge.rubrics.extend(given)
+    return metric
 
 
 @asynccontextmanager
@@ -198,7 +211,7 @@ async def test_a_judgment_is_asked_and_counted_once(tmp_path: Path) -> None:
         assert model.count == 1  # every trial of the case has the same answer
         assert [one.judge_usage.model_calls for one in first.cases[0].trials].count(1) == 1
         counts = first.cases[0].statistics
-        assert (counts.trials, counts.distinct_trials, counts.distinct_passed) == (3, 1, 1)
+        assert (counts.trials, counts.distinct_trials) == (3, 1)
         assert first.cases[0].metrics[0].distinct_judgments == 1
         assert rate_text(counts) == "3/3 (0.21 to 1.00, 1 distinct judgment)", "three trials prove no more than one"
         assert first.totals.judge_usage.model_calls == 1
@@ -236,6 +249,96 @@ async def test_a_tie_fails(tmp_path: Path) -> None:
     async with judged_by(tmp_path, lambda _, number: number % 2 == 0) as (server, _):
         found = await evaluated(server, eval_set=set_of(case("Hello"), metrics=[judge(samples=4)]))
         assert found.verdict == FAILED
+
+
+def test_ready_rubrics_are_judged_by_the_input_the_tools_and_the_turns_before() -> None:
+    metric = rubrics(JudgeRubric(ready=GROUNDED), JudgeRubric(id="kind", text="It is kind.")).llm_judge
+    turns = [eval_set_pb2.EvalTurn(user=text) for text in ("What is a bough?", "And a twig?")]
+    runs = [record(did("look", {"what": "bough"}, "a branch"), answer="A branch."), record(answer="A thin one.")]
+    first, second = (question.prompt for one in turns_of(turns, runs) for question in questions(metric, one))
+    for prompt in (first, second):
+        assert "criterion_1: Every claim of the answer follows from what the tools and agents returned" in prompt
+        assert "criterion_2: It is kind." in prompt
+    assert 'lead: look({"what": "bough"}) = "a branch"' in first
+    assert "The turns before" not in first
+    said = 'User: What is a bough?\nTools: lead: look({"what": "bough"}) = "a branch"\nAnswer: A branch.\n'
+    assert said in second.partition("The turns before")[2]
+    del metric.rubrics[0]
+    assert "The turns before" not in questions(metric, turns_of(turns, runs)[1])[0].prompt
+
+
+def test_a_turn_before_that_was_cut_is_not_judged_by() -> None:
+    metric = rubrics(JudgeRubric(ready=GROUNDED)).llm_judge
+    turns = [eval_set_pb2.EvalTurn(user=text) for text in ("One.", "Two.")]
+    runs = [record(answer="1"), record(answer="2")]
+    runs[0].final_response.parts[0].truncated = True
+    with pytest.raises(RunError, match="The answer was cut in the record"):
+        questions(metric, turns_of(turns, runs)[1])
+
+
+@pytest.mark.parametrize(("grades", "score"), [((1, 5), 0.5), ((5, 5), 1), ((2, 3.0), 0.375), ((1, 1), 0)])
+async def test_a_scale_scores_the_mean_of_its_grades(tmp_path: Path, grades: tuple[float, float], score: float) -> None:
+    graded = rubrics(JudgeRubric(id="tone", text="The tone is warm.", scale=JudgeScale()), samples=2)
+    async with judged_by(tmp_path, lambda _, number: grades[number - 1]) as (server, model):
+        found = await evaluated(server, eval_set=set_of(case("Hello"), metrics=[graded]))
+        assert "Grade how far this holds, from 1 (not at all) to 5 (entirely)." in prompt_of(model.requests[0])
+    (scored,) = found.cases[0].trials[0].scores
+    assert scored.score == score
+    assert sorted(said.grade for said in scored.judgments) == sorted(grades)
+    assert not any(said.HasField("holds") for said in scored.judgments)
+    assert scored.reason == ("" if score == 1 else f"Mean grades: tone {sum(grades) / 2:.3g} from 1 to 5.")
+
+
+async def test_a_grade_outside_of_its_scale_is_no_verdict(tmp_path: Path) -> None:
+    graded = rubrics(JudgeRubric(id="tone", text="The tone is warm.", scale=JudgeScale(min=0, max=3)))
+    async with judged_by(tmp_path, lambda *_: 4) as (server, _):
+        found = await evaluated(server, eval_set=set_of(case("Hello"), metrics=[graded]))
+    assert found.verdict == NOT_EVALUATED
+    assert 'it has to be {"criterion_1": {"reason": "…", "grade": 0 to 3}}' in found.cases[0].reason
+
+
+@pytest.mark.parametrize(("holding", "status"), [({"a", "c"}, PASSED), ({"b"}, FAILED), (set(), FAILED)])
+async def test_the_majority_of_several_judges_decides(tmp_path: Path, holding: set[str], status: int) -> None:
+    names = ("a", "b", "c")
+
+    def answer(request: Request) -> Reply:
+        return text_reply(json.dumps({"criterion_1": {"reason": "I am sure.", "holds": request["model"] in holding}}))
+
+    async with serving_model(answer) as model:
+        models = {name: {**openai_model(model.base_url), "model": name} for name in names}
+        async with served(settings(tmp_path, models=models)) as server:
+            metric = judge(models=names)
+            metric.llm_judge.ClearField("model")
+            found = await evaluated(server, eval_set=set_of(case("Hello"), metrics=[metric]))
+            again = await evaluated(server, eval_set=set_of(case("Hello"), metrics=[metric]))
+    (score,) = found.cases[0].trials[0].scores
+    assert (found.verdict, model.count, again.totals.judge_usage.model_calls) == (status, 3, 0)
+    assert [describe_judgment(said) for said in score.judgments] == [
+        f"polite ({name}): {'holds' if name in holding else 'does not hold'}: I am sure." for name in names
+    ]
+    votes = f"Does not hold: polite ({len(holding)} of 3 say that it holds)."
+    assert score.reason == ("" if status == PASSED else votes)
+    assert sorted(found.pins.judges) == sorted(names)
+    assert found.totals.judge_usage.model_calls == 3
+
+
+async def test_a_scripted_judge_that_answers_something_else_is_told_what_to_answer(tmp_path: Path) -> None:
+    script = tmp_path / "script.yaml"
+    model = {"provider": "scripted", "script": str(script)}
+    reasons = []
+    for answer in ("yes", '{"criterion_1": {"reason": "It is.", "holds": true}}'):
+        script.write_text(json.dumps({"agents": {"judge": [answer]}}))
+        async with served(settings(tmp_path, models={"judge": model})) as server:
+            found = await evaluated(server, eval_set=set_of(case("Hello")))
+            reasons.append((found.verdict, found.cases[0].reason.partition(" The script")[0]))
+    assert reasons == [
+        (
+            NOT_EVALUATED,
+            'The trial could not be scored: llm_judge: The judge gave no verdict: Its answer "yes" does not fit; '
+            'it has to be {"criterion_1": {"reason": "…", "holds": true or false}}.',
+        ),
+        (PASSED, ""),
+    ]
 
 
 async def test_samples_are_asked_at_once_but_not_all(tmp_path: Path) -> None:
@@ -302,7 +405,7 @@ async def test_what_is_judged_cannot_end_its_own_quotation(tmp_path: Path) -> No
 
 async def test_placeholders_reach_any_part_of_the_tree(tmp_path: Path) -> None:
     async with judged_by(tmp_path, lambda *_: True) as (server, model):
-        template = "{{agents.nester.input}}|{{agents.nester.output}}|{{agents.none.output}}|{{tree}}"
+        template = "{{agents.nester.input}}|{{agents.nester.output}}|{{agents.waiter.output}}|{{tree}}"
         await evaluated(server, eval_set=set_of(case("hi"), metrics=[judge(template=template)]), agent="lead")
         shown = re.findall(r"<text-\w+>\n(.*?)\n</text", prompt_of(model.requests[0]), re.DOTALL)[-4:]
         assert shown[:3] == ["hi 3", "hi 3", ""]
@@ -310,12 +413,12 @@ async def test_placeholders_reach_any_part_of_the_tree(tmp_path: Path) -> None:
 
 
 async def test_a_judge_sees_the_arguments_that_an_approver_edited(tmp_path: Path) -> None:
-    record = invocation(agent("lead", calls=["pay"]))
-    record.tools[0].arguments_json, record.tools[0].executed_arguments_json = '{"amount": 5}', '{"amount": 7}'
+    paid = invocation(agent("lead", calls=["pay"]))
+    paid.tools[0].arguments_json, paid.tools[0].executed_arguments_json = '{"amount": 5}', '{"amount": 7}'
     async with judged_by(tmp_path, lambda *_: True) as (server, model):
         await server.trees.ScoreInvocations(
             eval_service_pb2.ScoreInvocationsRequest(
-                invocations=[InvocationSource(invocation=record)], metrics=[judge(template="{{tools}}")]
+                invocations=[InvocationSource(invocation=paid)], metrics=[judge(template="{{tools}}")]
             )
         )
         assert 'lead: pay({"amount": 7}) = "ok"' in prompt_of(model.requests[0])

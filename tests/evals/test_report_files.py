@@ -220,6 +220,12 @@ def test_passing_cases_are_left_out_first_and_counted() -> None:
     assert shown.endswith("\nThe trees of 3 more cases are left out.\n")
 
 
+def test_a_comment_says_of_many_metrics_how_each_changed() -> None:
+    compared = comparison()
+    compared.changes.extend(eval_result_pb2.EstimatedChange(name=f"metric-{one}.mean", value=-0.5) for one in range(40))
+    assert "metric-39.mean -0.5." in markdown_text(example(), compared)
+
+
 def test_a_comment_is_bounded_however_much_there_is_to_say() -> None:
     result, compared = example(), comparison()
     for number in range(1_000):

@@ -86,6 +86,9 @@ def test_a_report_loads_only_itself_fits_its_window_and_breaks_no_word(
     browser: "Browser", tmp_path: Path, scheme: str, width: int
 ) -> None:
     opened = _Opened(browser, tmp_path, scheme=scheme, width=width)
+    # Why a case failed is read without scrolling aside.
+    reasons = opened.page.locator("#cases .why").all()
+    assert all(box["x"] + box["width"] <= width for reason in reasons if (box := reason.bounding_box()))
     # Everything unfolded is the widest that a page can be.
     for link in opened.page.locator("#cases th a").all():
         link.click()

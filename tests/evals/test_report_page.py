@@ -21,7 +21,7 @@ _TAGS |= {"details", "summary", "table", "caption", "thead", "tbody", "tr", "th"
 _TAGS |= {"form", "label", "input", "select", "option", "button", "output"}
 _ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "style", "href", "open", "title"}
 _ATTRIBUTES |= {"role", "tabindex", "scope", "colspan", "hidden", "type", "value", "placeholder", "data-order"}
-_ATTRIBUTES |= {"data-verdict", "for", "aria-label", "aria-live", "aria-pressed"}
+_ATTRIBUTES |= {"data-verdict", "data-name", "for", "aria-label", "aria-live", "aria-pressed"}
 
 _SCRIPT = hashlib.sha256(Path(reports.__path__[0], "templates", "result.js").read_bytes()).hexdigest()
 
@@ -91,7 +91,7 @@ def test_no_text_of_a_result_becomes_markup(text: str, value: str) -> None:
     assert {tag for tag, _ in page.tags} <= _TAGS
     assert {name for _, attributes in page.tags for name in attributes} <= _ATTRIBUTES
     hrefs = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
-    assert hrefs == {"#case-0", "#case-0-trial-0", "#case-0-trial-1"}
+    assert hrefs == {"#case-0", "#case-0-trial-0"}  # fresh trials are below, without links
     assert [hashlib.sha256(script.encode()).hexdigest() for script in page.scripts] == [_SCRIPT]
 
 
@@ -105,7 +105,7 @@ def test_a_page_has_a_strict_policy_and_runs_only_the_script_that_the_policy_nam
 
 
 def test_a_page_shows_what_a_simulated_user_said_and_what_is_expected_of_the_conversation() -> None:
-    case = eval_result_pb2.CaseResult(case_id="stamps", turns=[eval_set_pb2.EvalTurn(user="Good day.")])
+    case = eval_result_pb2.CaseResult(case_id="stamps", turns=[eval_set_pb2.EvalTurn(id="hello", user="Good day.")])
     case.user.goal, case.user.expect.answer.exact = "A stamp.", "Done."
     case.user.expect.agents.add(name="clerk")
     trial = case.trials.add(case_id="stamps", user_finished=False)
@@ -114,9 +114,9 @@ def test_a_page_shows_what_a_simulated_user_said_and_what_is_expected_of_the_con
     missing = trial.scores.add(name="agent_trajectory").tree_comparisons.add(turn=2)
     missing.differences.add(kind=eval_result_pb2.DIFFERENCE_KIND_MISSING, agent="clerk")
     texts = _Page(html_page(eval_result_pb2.EvalResult(cases=[case]))).texts
-    first = texts.index("turn 1, user")
+    first = texts.index("turn 1 (hello), user")
     assert [text for text in texts[first:] if text not in ("expected", "actual", "no tree", "show all")] == [
-        *("turn 1, user", "Good day.", "run r1"),
+        *("turn 1 (hello), user", "Good day.", "run r1"),
         *("turn 2, user", "A stamp.", "run r2", "run of the simulated user u1"),
         *("all turns", "The simulated user did not end the conversation."),
         *("clerk", "missing", "answer", "is: Done."),
@@ -146,7 +146,7 @@ def test_a_page_marks_the_differences_of_both_trees_and_shows_steps_and_calls() 
         "flaky: who-calls-whom",
         "against the baseline: 0 better, 1 worse, 0 unclear, 1 removed, 0 added, pass rate -0.25",
         "1.00 to 0.50",
-        "3 of 20 trials passed, 18 of 20 in the baseline (p = 2.6e-06). "
+        "3 of 20 trials passed, 18 of 20 in the baseline (p = 2.6e-06).\n"
         "writer was called by researcher, expected by lead",
         "1 regression: over 1 case 3 of 20 trials passed, 18 of 20 in the baseline (p = 2.6e-06).",
         "This comparison finds what it can.",
@@ -182,8 +182,8 @@ def test_each_metric_has_a_column_and_cases_without_it_an_empty_cell() -> None:
     text = html_page(example())
     heads = [text for text in _Page(text).texts if text in ("agent_trajectory", "polite")]
     assert heads[:2] == ["agent_trajectory", "polite"]
-    assert '<td class="failed number" data-order="0.8333">0.833</td>' in text
-    assert '<td class="not-scored number" data-order="">-</td>' in text
+    assert '<td class="failed number" data-name="agent_trajectory" data-order="0.8333">0.833</td>' in text
+    assert '<td class="not-scored number" data-name="polite" data-order="">-</td>' in text
 
 
 def test_what_the_text_of_a_page_is_colored_with_can_be_read() -> None:

@@ -10,13 +10,27 @@ from hypothesis import strategies as st
 from bough.v1 import eval_result_pb2
 from bough_server.cli.eval.files import Content, Files
 from bough_server.errors import ConfigurationError
+from bough_server.evals.results.compare import compare
 from bough_server.evals.results.content import reduce_result
 from bough_server.settings_sections import RedactSection
 from tests.evals.report_results import comparison, example, fill, messages
+from tests.support.eval_results import passing, rerun, result_of
 
 _SECRETS = st.text("abcdefghijkABCDEF0123456789-_\"\\<&|é'", min_size=6, max_size=30).map(lambda text: f"q{text}q")
-_IDS = {"evaluation_id", "run_id", "trace_id", "invocation_id", "eval_set_digest", "prices", "server_version"}
-_OURS = {*_IDS, "agents", "models", "tools", "judges", "currency_code", "cost_currency_code"}
+_IDS = {
+    "evaluation_id",
+    "run_ids",
+    "revision",
+    "run_id",
+    "user_run_id",
+    "trace_id",
+    "invocation_id",
+    "eval_set_digest",
+    "prices",
+    "server_version",
+    "code_digest",
+}
+_OURS = {*_IDS, "agents", "models", "tools", "judges", "users", "currency_code", "cost_currency_code"}
 
 
 def _result(text: str, value: str) -> tuple[eval_result_pb2.EvalResult, eval_result_pb2.EvalComparison]:
@@ -70,7 +84,7 @@ def test_nothing_that_was_said_is_left_without_content(secret: str) -> None:
     result, compared = example(), comparison()
     run = result.cases[0].trials[0]
     for message in (result.cases[0].turns[0], run.scores[0], run.turns[0].agents[0].calls[0], run.unanswered):
-        fill(message, lambda name: "a" if name in {"name", "agent"} or name.endswith("_id") else secret)
+        fill(message, lambda name: "a" if name in {"id", "name", "agent"} or name.endswith("_id") else secret)
     for difference in run.scores[0].tree_comparisons[0].differences:
         difference.kind = eval_result_pb2.DIFFERENCE_KIND_TOOLS
         difference.expected_parent = difference.actual_parent = "lead"
@@ -92,6 +106,20 @@ def test_what_quotes_nothing_is_left_without_content() -> None:
     assert compared is not None
     assert [(one.gate, one.number) for one in shown.gates] == [(one.gate, one.number) for one in result.gates]
     assert (shown.pins, compared.cost_currency_code) == (result.pins, "USD")
+
+
+@pytest.mark.parametrize("content", ["full", "cut", "none"])
+def test_a_result_is_compared_alike_however_much_of_its_content_is_left(content: str) -> None:
+    before, after = result_of(passing("a", 5, 5), passing("b", 5, 5)), result_of(passing("a", 0, 5), passing("b", 5, 5))
+    rerun(after.cases[0], candidate=(0, 20), baseline=(20, 20))
+    after.cases[0].turns[0].id = "ask"
+    after.suspects.case_ids.append("a")
+    after.suspects.trials = 20
+    after.suspects.baseline_pins.CopyFrom(before.pins)
+    (kept, _), (shown, _) = (reduce_result(one, None, content) for one in (before, after))
+    assert compare(kept, shown) == compare(before, after)
+    assert compare(before, after).regressions == 1
+    assert shown.cases[0].turns[0].id == "ask"
 
 
 def test_the_beginning_of_a_secret_before_an_ellipsis_is_removed() -> None:

@@ -1,7 +1,9 @@
 """Cases with a failed trial that run again, beside what the baseline ran with, over a real socket."""
 
 import asyncio
+import sys
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,15 @@ from tests.rpc.run_server import Served
 
 PASSED, FAILED = eval_result_pb2.VERDICT_PASSED, eval_result_pb2.VERDICT_FAILED
 OWN, BASELINE = eval_result_pb2.TRIAL_PURPOSE_RERUN, eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN
+
+
+CODED = """
+from bough_server import agent
+
+@agent(description="Answers alike.")
+async def coded(ctx, input):
+    return "{answer}"
+"""
 
 
 def asking(*names: str, trials: int = 2) -> eval_set_pb2.EvalSet:
@@ -102,6 +113,38 @@ async def test_a_baseline_whose_definitions_are_not_stored_stays_as_it_is_and_th
         "CatalogService.ListAgents lists all agents."
     )
     assert Counter(one.purpose for one in log.results().values()) == {0: 10, OWN: 2}
+
+
+async def test_a_baseline_of_other_python_code_does_not_run_again_although_its_pins_are_the_same(
+    tmp_path: Path,
+) -> None:
+    made = eval_set(case("a", "hello", answers=["right"], trials=5), agent="coded")
+
+    def serve(answer: str) -> AbstractAsyncContextManager[Served]:
+        sys.modules.pop("coded_desk", None)
+        (tmp_path / "coded_desk.py").write_text(CODED.format(answer=answer))
+        return evaluating(tmp_path, python=["coded_desk"], base=tmp_path)
+
+    async with serve("right") as server:
+        baseline = eval_result_pb2.EvalSource(evaluation_id=(await evaluated(server, made)).evaluation_id)
+    async with serve("quite wrong") as server:
+        log = await evaluated(server, made, baseline=baseline, rerun_suspects=3, gates=["regressions == 0"])
+        before, after = [
+            (await evaluation(server, each)).result for each in (baseline.evaluation_id, log.evaluation_id)
+        ]
+        compared = await server.trees.CompareEvaluations(
+            eval_service_pb2.CompareEvaluationsRequest(
+                baseline=baseline, candidate=eval_result_pb2.EvalSource(evaluation_id=log.evaluation_id)
+            )
+        )
+    sys.modules.pop("coded_desk")
+    assert (before.pins.agents, log.verdict) == (after.pins.agents, FAILED)
+    assert not after.suspects.HasField("baseline_pins")
+    assert after.suspects.baseline_not_rerun_reason == (
+        "The Python code of this server is not that which the baseline ran with."
+    )
+    (changed,) = compared.comparison.pins_changed
+    assert changed.startswith("The Python code has changed: ")
 
 
 async def test_a_set_in_which_no_trial_fails_has_no_suspects(server: Served) -> None:

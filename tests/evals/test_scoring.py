@@ -9,6 +9,7 @@ from bough.v1.eval_result_pb2 import (
     VERDICT_NOT_EVALUATED,
     VERDICT_PASSED,
     CaseTrialResult,
+    Judgment,
     MetricScore,
 )
 from bough.v1.eval_set_pb2 import (
@@ -49,6 +50,17 @@ def tree_of(lead: str, *children: str) -> list[invocation_pb2.AgentInvocation]:
 
 def verdict(result: CaseTrialResult) -> tuple[int, str]:
     return result.verdict, result.reason
+
+
+def test_the_reasons_of_many_judgments_are_cut_to_the_bound_of_the_scores() -> None:
+    metric = EvalMetric(name="polite", llm_judge=LlmJudgeMetric(model="judge"))
+    judgments = [Judgment(rubric_id=str(number), holds=True, reason="x" * 2_000) for number in range(1_000)]
+    score = MetricScore(name="polite", verdict=VERDICT_PASSED, score=1, judgments=judgments)
+    result = score_trial(case_of(None, metrics=[metric]), [record()], trial=0, extra_scores={"polite": score})
+    (kept,) = result.scores
+    assert kept.ByteSize() <= 512 * 1024
+    assert {(said.holds, said.reason) for said in kept.judgments} == {(True, "x" * 500)}
+    assert len(kept.judgments) == 1_000
 
 
 def test_the_metrics_of_a_case_are_its_own_and_one_for_each_kind_that_is_expected() -> None:

@@ -49,6 +49,17 @@ def of_metric(metric: Json) -> list[tuple[str, str]]:
     ]
 
 
+def test_the_evaluated_agent_is_mocked_only_if_another_one_calls_it() -> None:
+    eval_set = set_of({"mocks": {"agents": [{"agent": "writer", "text": "x"}, {"agent": "lead", "text": "x"}]}})
+    called = [KnownNames(called_agents=frozenset(names)) for names in ({"writer"}, {"writer", "lead"})]
+    never = (
+        "cases[0].mocks.agents[1].agent",
+        "'lead' is the evaluated agent, and no agent calls it, so the mock can never answer: mock the agents or tools "
+        "that it calls.",
+    )
+    assert [problems_of(eval_set, known=known) for known in called] == [[never], []]
+
+
 def test_a_sound_set_has_no_problems() -> None:
     turn = {"user": "Hi.", "expect": {"answer": {"exact": "Hi."}, "agents": [{"name": "*"}]}}
     metrics = [{"agentTrajectory": {}}, {"finalResponse": {}}, {"custom": {"name": "polite"}}]
@@ -80,6 +91,13 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
         {"budget": {"agent": "riter", "errors": 0}},
         {"toolTrajectory": {"agent": "riter", "tools": [{"name": "serch"}]}},
         {"finalResponse": {"agent": "riter", "answer": {}}},
+        {
+            "llmJudge": {
+                "model": "default",
+                "rubrics": [{"id": "kind", "text": "It is kind."}],
+                "template": "{{answer}} {{agents.writer.output}} {{agents.riter.output}}",
+            }
+        },
     ]
     inner = {"name": "riter", "forbidden": ["writer", "riter"], "tools": [{"name": "serch"}]}
     expect = {"tools": [{"name": "search"}, {"name": "serch"}], "agents": [{"name": "lead", "children": [inner]}]}
@@ -109,6 +127,7 @@ def test_every_name_of_an_agent_or_a_tool_is_one_that_there_is() -> None:
         ("cases[0].metrics[1].tool_trajectory.agent", agent),
         ("cases[0].metrics[1].tool_trajectory.tools[0].name", tool),
         ("cases[0].metrics[2].final_response.agent", agent),
+        ("cases[0].metrics[3].llm_judge.template", agent),
     ]
     # Other agents and tools may be in what is recorded.
     recorded = {**case, "turns": [{"recorded": {"run": {"runId": "r"}}, "expect": expect}]}
@@ -142,7 +161,11 @@ def test_a_threshold_can_be_reached_and_missed() -> None:
 def test_a_function_gets_a_configuration_only_if_it_takes_one() -> None:
     assert of_metric({"custom": {"name": "polite", "configJson": "{}"}}) == []
     assert of_metric({"custom": {"name": "plain", "configJson": "{}"}}) == [
-        ("custom.config_json", "must not be set: the function 'plain' takes none; give it a third parameter.")
+        (
+            "custom.config_json",
+            "must not be set: the function 'plain' takes no configuration. Remove it, or give the function a third "
+            "parameter.",
+        )
     ]
 
 
@@ -393,6 +416,49 @@ def test_a_metric_that_has_nothing_to_score_is_reported_with_its_case() -> None:
     assert of_metric({"toolTrajectory": {}}) == []
 
 
+def of_judge(*rubrics: Json, **judge: Any) -> list[tuple[str, str]]:
+    """The problems of a judge by these rubrics, with paths inside it."""
+    metric = {"llmJudge": {"model": "default", **judge, "rubrics": rubrics}}
+    return [(field.removeprefix("llm_judge."), text) for field, text in of_metric(metric)]
+
+
+def test_a_rubric_has_a_text_or_is_ready_and_has_one_id() -> None:
+    assert of_judge({"ready": "READY_RUBRIC_GROUNDED"}, {"ready": "READY_RUBRIC_SAFE"}) == []
+    assert of_judge(
+        {"ready": "READY_RUBRIC_SAFE", "text": "It is safe."},
+        {"id": "safe", "text": "It is safe."},
+        {"text": "It is kind."},
+        {"id": "empty"},
+        {"id": "odd", "text": "It is odd.", "scale": {"min": 5}},
+    ) == [
+        ("rubrics[0].ready", "excludes text: set one of the two."),
+        ("rubrics[1].id", "'safe' is also the id of cases[0].metrics[0].llm_judge.rubrics[0]."),
+        ("rubrics[2].id", "is required: the name of the rubric."),
+        ("rubrics[3].text", "is required: what has to be true of the answer, or `ready`."),
+        ("rubrics[4].scale.max", "must be more than min, which is 5."),
+    ]
+
+
+def test_a_judge_is_one_known_model_or_several() -> None:
+    safe = {"ready": "READY_RUBRIC_SAFE"}
+    assert of_judge(safe, model="", models=["default"]) == []
+    required = "is required: the configured name of the model that judges, or `models`."
+    assert of_judge(safe, model="") == [("model", required)]
+    assert of_judge(safe, models=["defalt"]) == [
+        ("models", "excludes model: set one of the two."),
+        ("models[0]", "There is no model 'defalt'. Did you mean 'default'?"),
+    ]
+
+
+def test_a_template_shows_what_a_ready_rubric_is_judged_by() -> None:
+    grounded = {"ready": "READY_RUBRIC_GROUNDED"}
+    assert of_judge(grounded, template="{{user}} {{tools}} {{answer}}") == []
+    assert of_judge(grounded, template="{{answer}}") == [
+        ("template", "lacks {{user}} and {{tools}}, by which the rubric 'grounded' is judged.")
+    ]
+    assert of_judge({"ready": "READY_RUBRIC_SAFE"}, template="{{answer}}") == []
+
+
 def test_a_reference_has_something_to_compare() -> None:
     assert of_metric({"rouge1": {}}) == [("", "has nothing to score: the case 'c0' expects no answer.exact.")]
     no_words = "has no word of the letters a to z or digits, which are all that ROUGE-1 counts: use `similarity`."
@@ -428,6 +494,57 @@ def test_a_default_metric_scores_the_cases_that_expect_something() -> None:
     assert problems({}, {}, defaults=defaults) == [
         ("defaults.metrics[0]", "has nothing to score: no case expects any answer.")
     ]
+
+
+def test_faults_name_what_exists_and_do_one_thing_to_a_share_of_the_calls() -> None:
+    wrong = [
+        {"tool": "serch", "share": 0.2, "fail": {}},
+        {"model": "defalt", "agent": "leed", "share": 1, "fail": {}},
+        {"tool": "search", "share": 0, "delay": "1s"},
+        {"tool": "search", "share": 1.5, "delay": "601s"},
+        {"tool": "search", "share": "NaN", "answerJson": "{"},
+        {"model": "default", "share": 0.1, "delay": "1s"},
+        {"model": "default", "share": 0.1, "fail": {"reason": "ERROR_REASON_INTERNAL"}},
+        {"share": 0.5},
+        {"tool": "get_state", "share": 1, "fail": {}},
+        {"tool": "call_writer", "share": 1, "fail": {}},
+    ]
+    share = "must be over 0 and at most 1: the share of the calls that have the fault."
+    expected = [
+        ("faults[0].tool", "There is no tool 'serch'. Did you mean 'search'?"),
+        ("faults[1].agent", "There is no agent 'leed'. Did you mean 'lead'?"),
+        ("faults[9].tool", "'call_writer' calls an agent: mock that agent, in `mocks.agents`, or its tools."),
+        ("faults[1].model", "There is no model 'defalt'. Did you mean 'default'?"),
+        ("faults[2].share", share),
+        ("faults[3].share", share),
+        ("faults[3].delay", "must be over 0 and at most 10 minutes."),
+        ("faults[4].share", share),
+        (
+            "faults[4].answer_json",
+            "answer_json is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)).",
+        ),
+        ("faults[5].delay", "is for tools: attempts of a model only fail, with `fail`."),
+        ("faults[6].fail.reason", "must be MODEL_RATE_LIMITED, or left out: so attempts of a model fail."),
+        ("faults[7]", "concerns nothing: set `tool` or `model`."),
+        ("faults[7]", "does nothing: set `fail`, `delay` or `answer`."),
+        ("faults[8].tool", "'get_state' is a built-in tool, which cannot be mocked."),
+    ]
+    assert sorted(of_case({"faults": wrong})) == sorted(expected)
+    in_defaults = problems({}, defaults={"faults": wrong})
+    assert sorted(in_defaults) == sorted((f"defaults.{field}", text) for field, text in expected)
+
+
+def test_faults_are_beside_mocks_and_only_in_cases_that_run() -> None:
+    fault = {"tool": "search", "share": 1, "fail": {}}
+    assert of_case({"mocks": {"faults": [fault]}}) == [
+        ("mocks.faults", "must not be set: the faults of a case are beside its mocks, in `faults`.")
+    ]
+    recorded = [{"recorded": {"run": {"runId": "r"}}}]
+    assert of_case({"turns": recorded, "faults": [fault]}) == [
+        ("faults", "must not be set: the turns are recorded, so nothing runs.")
+    ]
+    large = {"tool": "search", "share": 1, "answerJson": json.dumps("x" * (MIB // 2))}
+    assert of_case({"faults": [large, large]}) == [("faults", "are with `mocks` larger than 1 MiB.")]
 
 
 def test_mocks_answer_calls_of_tools_that_can_be_mocked() -> None:

@@ -233,14 +233,14 @@ def test_the_statistics_of_a_case_hold_every_k_up_to_its_trials() -> None:
         ],
         flaky=True,
         distinct_trials=3,
-        distinct_passed=2,
     )
 
 
-def test_an_interval_is_over_distinct_trials_and_holds_the_rate_of_all() -> None:
-    shared = statistics.pass_statistics(99, 100, distinct=(1, 2))
-    assert (shared.pass_rate_interval.lower, shared.pass_rate_interval.upper) == (statistics.wilson(1, 2).lower, 0.99)
-    assert shared.pass_all_k[1] == statistics.pass_all_k(100, 99, 2), "the estimates are over all trials"
+def test_an_interval_is_as_wide_as_that_of_distinct_trials_and_around_the_rate_of_all() -> None:
+    shared = statistics.pass_statistics(15, 20, distinct_trials=4)
+    assert shared.pass_rate_interval == statistics.wilson(3, 4)
+    assert (shared.trials, shared.passed, shared.distinct_trials) == (20, 15, 4)
+    assert shared.pass_all_k[1] == statistics.pass_all_k(20, 15, 2), "the estimates are over all trials"
 
 
 def test_a_case_without_scored_trials_has_no_rate() -> None:

@@ -79,16 +79,35 @@ def test_a_mode_that_is_not_set_is_exact() -> None:
     [
         ("ab", "ac", EXACT, "call 2 is c, expected b"),
         ("a", "ab", EXACT, "call 2, b, is not expected"),
-        ("abc", "a", EXACT, "call 2 is missing, expected b"),
+        ("abc", "a", EXACT, "call 2 is missing, expected b; call 3 is missing, expected c"),
+        ("abc", "xby", EXACT, "call 1 is x, expected a; call 3 is y, expected c"),
+        (
+            "a",
+            "bcdefgh",
+            EXACT,
+            "call 1 is b, expected a; call 2, c, is not expected; call 3, d, is not expected; "
+            "call 4, e, is not expected; call 5, f, is not expected; and 2 more",
+        ),
         ("ab", "bxa", IN_ORDER, "no call fits the expected b after call 3"),
         ("ab", "b", IN_ORDER, "no call fits the expected a"),
-        ("ab", "bc", ANY_ORDER, "no call fits the expected a"),
+        ("abc", "b", IN_ORDER, "no call fits the expected a; no call fits the expected c after call 1"),
+        (
+            "abcdef",
+            "",
+            IN_ORDER,
+            "no call fits the expected a; no call fits the expected b; no call fits the expected c; "
+            "no call fits the expected d; the expected calls after that were not compared",
+        ),
+        ("ab", "bc", ANY_ORDER, "no call fits the expected a; call 2, c, is not expected"),
+        ("abc", "b", SUPERSET, "no call fits the expected a; no call fits the expected c"),
         ("ab", "bca", ANY_ORDER, "call 2, c, is not expected"),
         ("ab", "b", SUPERSET, "no call fits the expected a"),
-        ("ab", "cb", SUBSET, "call 1, c, is not expected"),
+        ("ab", "cbd", SUBSET, "call 1, c, is not expected; call 3, d, is not expected"),
     ],
 )
-def test_the_first_difference_is_said(expected: str, actual: str, mode: TrajectoryMode.ValueType, words: str) -> None:
+def test_the_differences_are_named_up_to_a_few(
+    expected: str, actual: str, mode: TrajectoryMode.ValueType, words: str
+) -> None:
     assert mismatch(named(expected), made(actual), mode) == words
 
 
@@ -113,6 +132,26 @@ def test_the_first_difference_is_said(expected: str, actual: str, mode: Trajecto
 )
 def test_a_call_of_the_same_name_is_said_to_differ(mode: TrajectoryMode.ValueType, words: str) -> None:
     assert mismatch([wants("search", arguments_json='{"q": 1}')], [did("search", {"q": 2})], mode) == words
+
+
+def test_every_condition_that_a_call_violates_is_named() -> None:
+    expected = wants("search", nth=2, state=FAILED, arguments_json='{"q": 1, "n": 2}', result_json='"gold"')
+    assert mismatch([expected], [did("search", {"q": 3, "n": 4}, "dust")], EXACT) == (
+        "call 1, search of lead, is number 1 of its tool, expected number 2; "
+        "call 1, search of lead, is SUCCEEDED, expected FAILED; "
+        "call 1, search of lead: the arguments differ: q is 3, expected 1; n is 4, expected 2; "
+        'call 1, search of lead: the result differs: the value is "dust", expected "gold"'
+    )
+
+
+def test_a_call_that_nearly_fits_is_not_named_once_more_as_one_too_many() -> None:
+    expected = [wants("search", arguments_json='{"q": 1}'), wants("search", arguments_json='{"q": 2}')]
+    calls = [did("search", {"q": 3}), did("search", {"q": 4}), did("read")]
+    assert mismatch(expected, calls, ANY_ORDER) == (
+        "no call fits the expected search: call 1, search of lead: the arguments differ: q is 3, expected 1; "
+        "no call fits the expected search: call 2, search of lead: the arguments differ: q is 4, expected 2; "
+        "call 3, read of lead, is not expected"
+    )
 
 
 def test_arguments_and_results_are_compared_by_their_matchers() -> None:
@@ -270,8 +309,10 @@ def test_a_failed_trajectory_shows_the_expected_calls_and_those_that_were_made()
     found = score(metric, case, turns_of(case, record(did("a"), did("c", agent=""), *(did("x") for _ in range(30)))))
     assert found is not None
     made = ", ".join(f"{number} x of lead" for number in range(3, 21))
+    more = "; ".join(f"call {number}, x of lead, is not expected" for number in range(4, 7))
     assert found.reason == (
-        "call 2 is c, expected b; expected: 1 a, 2 b, 3 tool that matches ^c; "
+        f"call 2 is c, expected b; call 3 is x of lead, expected tool that matches ^c; {more}; and 26 more; "
+        "expected: 1 a, 2 b, 3 tool that matches ^c; "
         f"called: 1 a of lead, 2 c, {made}, and 12 more."
     )
 

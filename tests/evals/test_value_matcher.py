@@ -56,6 +56,23 @@ def test_equal_values_match_however_they_are_written(expected: str, actual: str)
         ('{"a": {"b": [1, 2]}}', '{"a": {"b": [1, 3]}}', "a.b[1] is 3, expected 2"),
         ('{"a": 1}', "{}", "a is missing, expected 1"),
         ('{"a": 1}', '{"b": 2, "a": 1}', "b is 2, which is not expected"),
+        (
+            '{"a": 1, "b": [2, 3], "c": 4}',
+            '{"b": [5, 6], "c": 4}',
+            "a is missing, expected 1; b[0] is 5, expected 2; b[1] is 6, expected 3",
+        ),
+        (
+            "[1, 1, 1, 1, 1]",
+            "[2, 2, 2, 2, 2]",
+            "[0] is 2, expected 1; [1] is 2, expected 1; [2] is 2, expected 1; [3] is 2, expected 1; "
+            "[4] is 2, expected 1",
+        ),
+        (
+            "[1, 1, 1, 1, 1, 1]",
+            "[2, 2, 2, 2, 2, 2]",
+            "[0] is 2, expected 1; [1] is 2, expected 1; [2] is 2, expected 1; [3] is 2, expected 1; "
+            "[4] is 2, expected 1; and more",
+        ),
         ("[1]", "[1, 2]", "the value has 2 items, expected 1"),
         ("[1, 2]", "[1]", "the value has 1 item, expected 2"),
         ("{}", "[]", "the value is [], expected {}"),
@@ -63,7 +80,9 @@ def test_equal_values_match_however_they_are_written(expected: str, actual: str)
         ('"a"', '"\\ud800"', 'the value is "?", expected "a"'),
     ],
 )
-def test_the_first_difference_is_said_with_its_path_and_both_values(expected: str, actual: str, words: str) -> None:
+def test_differences_are_named_by_their_paths_and_both_values_up_to_a_few(
+    expected: str, actual: str, words: str
+) -> None:
     assert equals(expected, actual) == words
 
 
@@ -128,7 +147,10 @@ def test_a_sentence_is_short_however_large_the_values_are() -> None:
     name, text = "a" * 1000, json.dumps({"b": "x" * 1000})
     for words in (equals(f'{{"{name}": {text}}}', f'{{"{name}": {{"b": "y"}}}}'), equals('"y"', text)):
         assert 0 < len(words) <= MAX_SENTENCE
-    assert len(mismatch(ValueMatcher(schema_json='{"required": ["' + '","'.join("abc" * 99) + '"]}'), "{}")) <= 300
+    assert (
+        len(mismatch(ValueMatcher(schema_json='{"required": ["' + '","'.join("abc" * 99) + '"]}'), "{}"))
+        <= MAX_SENTENCE
+    )
 
 
 def test_values_that_are_nested_too_deeply_do_not_match() -> None:
@@ -231,6 +253,12 @@ def test_an_answer_matches_if_every_condition_holds(expected: ExpectedAnswer, te
 
 def test_an_empty_text_to_contain_is_a_mistake() -> None:
     assert check_answer(ExpectedAnswer(excludes=[""])) == "excludes has an empty text, which every answer contains."
+    alone = (
+        "contains has [redacted] alone, which is in every answer if members of JSON are redacted: write the text "
+        "around it."
+    )
+    assert check_answer(ExpectedAnswer(contains=["a", " [redacted]\n[redacted]"])) == alone
+    assert check_answer(ExpectedAnswer(contains=["a [redacted]"], exact="[redacted]")) == ""
     assert check_answer(ExpectedAnswer(contains=["a"], excludes=["b"], regex="c", exact="")) == ""
     assert check_answer(ExpectedAnswer(regex="(")).startswith("regex is not a regular expression of RE2: ")
     assert check_answer(ExpectedAnswer(min_characters=2, max_characters=1)) == (

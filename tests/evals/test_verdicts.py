@@ -22,6 +22,21 @@ def gate(status: eval_result_pb2.Verdict.ValueType) -> eval_result_pb2.GateResul
 # A case.
 
 
+def test_trials_that_share_a_judgment_are_one_in_the_interval_whatever_else_became_of_them() -> None:
+    def judged(**scores: float) -> Trial:
+        trial = scored(judge=1, **scores)
+        trial.scores[0].judgments.add(run_id="j")
+        return trial
+
+    alike = [judged() for _ in range(19)]
+    for last in (judged(), judged(answer=0), crashed()):
+        counts = case_of("a", *alike, last).statistics
+        assert (counts.trials, counts.distinct_trials) == (20, 1)
+    crash, whole = (case_of("a", *alike, last).statistics.pass_rate_interval for last in (crashed(), judged()))
+    assert crash.lower < whole.lower, "a crash proves nothing good"
+    assert case_of("a", *(crashed() for _ in range(3))).statistics.distinct_trials == 3
+
+
 def test_the_mean_over_the_trials_is_scored_although_one_of_them_failed() -> None:
     case = case_of("a", scored(quality=0.5), scored(quality=1.5))
     assert [run.verdict for run in case.trials] == [FAILED, PASSED]
@@ -87,14 +102,14 @@ def test_a_case_without_metrics_passes_if_its_trials_succeed() -> None:
 
 def test_trials_come_by_number_and_turns_without_what_was_recorded() -> None:
     expect = eval_set_pb2.EvalExpectation(answer=eval_set_pb2.ExpectedAnswer(exact="4"))
-    turn = eval_set_pb2.EvalTurn(expect=expect, recorded=InvocationSource(run=RunRef(run_id="r")))
+    turn = eval_set_pb2.EvalTurn(id="first", expect=expect, recorded=InvocationSource(run=RunRef(run_id="r")))
     planned = planned_case("a", 2, labels={"area": "sums"})
     planned.eval_case.turns[0].CopyFrom(turn)
     case = verdicts.case_result(planned, [scored(1, answer=1), scored(0, answer=1)])
     assert case == eval_result_pb2.CaseResult(
         case_id="a",
         labels={"area": "sums"},
-        turns=[eval_set_pb2.EvalTurn(expect=expect)],
+        turns=[eval_set_pb2.EvalTurn(id="first", expect=expect)],
         verdict=PASSED,
         trials=[scored(0, answer=1), scored(1, answer=1)],
         metrics=[Summary(name="answer", verdict=PASSED, mean=1, threshold=1)],

@@ -1,16 +1,18 @@
 """Agents of a case of an evaluation that mocks answer for, and mocks that answer only so often."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bough.v1 import agent_pb2, error_pb2, eval_set_pb2, event_pb2, execution_pb2, invocation_pb2
 from bough_server import Context, RunError, agent
+from bough_server.evals.job.mock_uses import MockUses, count_mock_uses
 from bough_server.runs.admission import EvaluationRun
 from tests.durability.prefixes.recovery import cut_off
-from tests.runtime.test_tool_mocks import broken, run
+from tests.runtime.test_tool_mocks import broken, look, run
 from tests.support.fork_agents import run_of
-from tests.support.log_readings import answer_of, having, results_of, text_of
+from tests.support.log_readings import answer_of, check_replay, having, results_of, text_of
 from tests.support.payment_agents import team, whole
 from tests.support.run_harness import RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
@@ -130,6 +132,26 @@ async def test_a_tool_that_fails_once_and_then_works(tmp_path: Path) -> None:
         assert [start.mock_index for start in starts][-1:] == [1]
 
 
+async def test_a_call_that_a_fork_starts_again_uses_up_one_mock_of_the_fork_over_crashes(tmp_path: Path) -> None:
+    again = [calls(call("look", what="leaf")), calls(call("look", what="leaf")), "Done."]
+    first = mock("look", "first")
+    first.times = 1
+    (tmp_path / "whole").mkdir()
+    async with team(tmp_path / "whole", again, look) as it:
+        origin = await it.start("p")
+        start = having(await it.log(origin), "tool_started")[0].sequence
+        forked = await it.log(await it.fork(origin, start, case=case_with(tools=[first, mock("look", "then")])))
+    for through in range(start + 1, len(forked)):
+        folder = tmp_path / str(through)
+        cut_off(tmp_path / "whole", forked[:through], folder)
+        async with team(folder, again, broken) as it:
+            await it.runs.recover()
+            log = await whole(it, run_of(forked))
+            uses = count_mock_uses([await it.tree(log)])
+        assert [text_of(result) for result in results_of(log)] == ["first", "then"], through
+        assert uses == MockUses(tools=Counter({0: 1, 1: 1}))
+
+
 async def test_parallel_calls_use_mocks_up_in_the_order_in_which_they_start(tmp_path: Path) -> None:
     at_once = [calls(*(call("look", what=f"leaf {number}") for number in range(4))), "Done."]
     first = mock("look", "first")
@@ -180,3 +202,17 @@ async def test_a_mocked_failure_aborts_or_is_handled_as_any(tmp_path: Path) -> N
         nodes = await tree_of(it, log)
     assert answer_of(log) == "recovered from ERROR_REASON_SUB_AGENT_FAILED"
     assert (nodes["c"].state, nodes["c"].error.reason) == (FAILED, error_pb2.ERROR_REASON_INTERNAL)
+
+
+async def test_a_fork_with_mocks_is_answered_by_those_of_its_origin_in_what_they_share(tmp_path: Path) -> None:
+    again = script(p=[calls(call("call_c", message="go")), calls(call("call_c", message="again")), "Done."])
+    async with open_team(tmp_path, again, llm("p", links=[linked("c")]), llm("c")) as it:
+        origin = await run(it, case_with(answering("b", "never"), answering("c", "Found.")))
+        start = having(origin, "sub_agent_started")[0].sequence
+        # While the agent is open, at its end, and after the end of its call.
+        for after in (start, start + 1, start + 2):
+            log = await it.log(await it.fork(run_of(origin), after, case=case_with(answering("c", "Other.", times=1))))
+            await check_replay(it, log)
+            assert [text_of(result) for result in results_of(log)] == ["Found.", "Other."], after
+            assert answer_of(log) == "Done."
+            assert count_mock_uses([await it.tree(log)]) == MockUses(agents=Counter({0: 1}))

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, usage_pb2
+from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, invocation_pb2, usage_pb2
 from bough_server.evals.metrics import statistics
 from bough_server.evals.results import verdicts
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
 
 Trial = eval_result_pb2.CaseTrialResult
+
+RECORDED = eval_set_pb2.EvalTurn(recorded=invocation_pb2.InvocationSource())
+"""A turn of a recorded case."""
 
 
 def planned_case(case_id: str, trials: int = 1, **fields: object) -> evaluation_pb2.CasePlanned:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.support.model_scenarios import Reply, Request, chunk, ending
 
-Verdict = Callable[[str, int], bool | None]
-"""Of a prompt and the number of the request: whether the criteria hold; None for nonsense."""
+Verdict = Callable[[str, int], bool | float | None]
+"""Of a prompt and the number of the request: whether the criteria hold, or their grade; None for nonsense."""
 
 
 def prompt_of(request: Request) -> str:
@@ -34,6 +34,7 @@ def judging(verdict: Verdict) -> Callable[[Request], Reply]:
         if holds is None:
             return text_reply("I would rather not say.")
         criteria = re.findall(r"^(criterion_\d+):", prompt, re.MULTILINE)
-        return text_reply(json.dumps({one: {"reason": f"so says {asked}", "holds": holds} for one in criteria}))
+        field = "holds" if isinstance(holds, bool) else "grade"
+        return text_reply(json.dumps({one: {"reason": f"so says {asked}", field: holds} for one in criteria}))
 
     return scenario

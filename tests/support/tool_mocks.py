@@ -1,6 +1,7 @@
-"""Mocks of tools, and turns of a case that has them; it runs nothing."""
+"""Mocks of tools and faults, and turns of a case that has them; it runs nothing."""
 
 import json
+from collections.abc import Sequence
 
 from bough.v1 import eval_set_pb2, evaluation_ref_pb2, message_pb2
 from bough_server.runs.admission import EvaluationRun
@@ -37,6 +38,9 @@ TURN = evaluation_ref_pb2.EvaluationRef(
 """A turn of a trial."""
 
 
-def case_of(*mocks: ToolMock, strict: bool = False) -> EvaluationRun:
-    """A turn of a case with these mocks."""
-    return EvaluationRun(ref=TURN, mocks=eval_set_pb2.ToolMocks(tools=mocks, strict=strict))
+def case_of(
+    *mocks: ToolMock, strict: bool = False, faults: Sequence[eval_set_pb2.EvalFault] = (), seed: str = ""
+) -> EvaluationRun:
+    """A turn of a case with these mocks and faults."""
+    made = eval_set_pb2.ToolMocks(tools=mocks, strict=strict, faults=faults, fault_seed=seed)
+    return EvaluationRun(ref=TURN, mocks=made)

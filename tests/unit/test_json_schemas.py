@@ -51,6 +51,8 @@ AGENT_FORMS = [
 EVAL_SET = "name: desk\nagent: lead\n"
 EVAL_SET_FORMS = [
     "cases: [{id: a, turns: [{user: Hi.}]}]",
+    "cases_from: {file: rows.csv, template: {id: '{{id}}', trials: 2}}",
+    "matrix: {agent: lead, model: [a, b], instruction: [Be kind.], temperature: [0, 0.5]}",
     "cases: [{id: a, turns: [{user: Hi., expect: {answer: Yes., tools: [search], agents: [lead, {name: '*'}]}}]}]",
     "cases: [{id: a, turns: [{expect: {answer: {json: {equals: null, numberTolerance: 0.5}}}}]}]",
     "cases: [{id: a, turns: [{expect: {tools: [{name: t, result: , argumentsMatch: {subsetJson: '{}'}}]}}]}]",
@@ -67,6 +69,7 @@ EVAL_SET_FORMS = [
 EVAL_SET_MISTAKES = [
     ("case: []", "case"),
     ("cases: {}", "{}"),
+    ("cases_from: {file: rows.csv, templates: {}}", "templates"),
     ("cases: [a]", "a"),
     ("cases: [{id: a, turns: [{users: Hi.}]}]", "users"),
     ("cases: [{id: a, turns: [{expect: {agents: [{name: a, children: [{nam: b}]}]}}]}]", "nam"),
@@ -176,6 +179,7 @@ def test_a_definition_needs_a_name_and_a_description() -> None:
 def test_every_form_that_an_eval_set_can_have_is_accepted(text: str, tmp_path: Path) -> None:
     file = tmp_path / "eval.yaml"
     file.write_text(EVAL_SET + text, encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("id\na\n", encoding="utf-8")
 
     assert read_eval_set(file)[1] == []
     assert mistakes("eval", read_documents(file)[0].value) == ""

@@ -41,6 +41,14 @@ def with_arguments(one: eval_set_pb2.ToolMock, arguments_json: str) -> eval_set_
     return one
 
 
+def test_no_mock_has_the_outcome_of_an_injected_fault() -> None:
+    record = invocation(made("look", '{"what": "leaf"}', '"smudged"', fault_index=0), made("look", "{}", '"red"'))
+    found = extract_mocks(record)
+    assert list(found.tools) == [with_arguments(eval_set_pb2.ToolMock(name="look", result_json='"red"'), "{}")]
+    (sentence,) = found.dropped
+    assert sentence.endswith("had a fault that an evaluation injected, so no mock has its outcome.")
+
+
 def test_each_outcome_of_an_ordinary_tool_becomes_a_mock_for_equal_arguments() -> None:
     failure = error_pb2.AgentError(
         reason=error_pb2.ERROR_REASON_TOOL_TIMEOUT, message="Too slow.", retryable=True, details_json='{"s": 1}'

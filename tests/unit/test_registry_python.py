@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough_server.agents.loading import load_python
+from bough_server.agents.loading import digest_code, load_python
 from bough_server.errors import ConfigurationError
 
 TOOLS = '''
@@ -48,6 +48,24 @@ def refusal(folder: Path, *names: str) -> str:
     with pytest.raises(ConfigurationError) as refused:
         load_python(names, folder)
     return refused.value.message
+
+
+def test_the_digest_of_the_code_changes_with_any_loaded_module_of_the_project_and_with_nothing_else(
+    tmp_path: Path,
+) -> None:
+    def digest(folder: str, notes: str) -> str:
+        project = write(tmp_path / folder, "desk_notes.py", notes)
+        write(project, "desk_tools.py", TOOLS)
+        write(project, "desk_unused.py", folder)
+        for name in ("desk_tools", "desk_notes"):
+            sys.modules.pop(name, None)
+        load_python(["desk_tools"], project)
+        return digest_code(["desk_tools"], project)
+
+    first = digest("one", "NOTES = 'n'\n")
+    assert digest("two", "NOTES = 'n'\n") == first, "servers have the project in different folders"
+    assert digest("three", "NOTES = 'new'\n") != first
+    assert digest_code([], tmp_path) == ""
 
 
 def test_tools_and_agents_are_found_once_each(tmp_path: Path) -> None:

@@ -35,6 +35,15 @@ def test_attempts_that_were_lost_are_counted_with_what_their_provider_said() -> 
     assert record.agents[0].step_count == 1
 
 
+def test_faults_of_attempts_are_counted_by_number_and_numbers_that_no_run_has_are_not() -> None:
+    numbers = (3, 0, 3, -1, 64, 2**31 - 1)
+    retries = [event_pb2.LlmRetrying(fault_index=number) for number in numbers]
+    log = [AgentEvent(invocation_id="R", effect_key="s0.m", llm_retrying=retry) for retry in retries]
+    log.append(AgentEvent(invocation_id="R", effect_key="s0.m", llm_failed=event_pb2.LlmFailed(fault_index=0)))
+    (agent,) = fold(log).agents
+    assert [(fault.index, fault.count) for fault in agent.model_faults] == [(0, 2), (3, 2)]
+
+
 def test_a_model_call_that_was_refused_counts_nothing() -> None:
     error = failure(error_pb2.ERROR_REASON_LIMIT_EXCEEDED)
     refused = AgentEvent(invocation_id="R", effect_key="s0.m", llm_failed=event_pb2.LlmFailed(error=error))

@@ -1,6 +1,8 @@
 """Load definition files and Python modules, and report all their problems together."""
 
+import hashlib
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -148,6 +150,40 @@ def load_values(kind: type[N], module_names: Iterable[str], folder: Path, *, wha
             if isinstance(value, kind):
                 _add(values, value.name, value, f"{module_name}: There are two {what} named {value.name!r}.")
     return values
+
+
+def digest_code(module_names: Iterable[str], folder: Path) -> str:
+    """Return a SHA-256 hex digest over the sources of the loaded modules that are a project's; empty without any.
+
+    They are those in its folder, of its virtual environment none, and those in the packages of the named modules. What
+    functions import when they are called is not among them.
+    """
+    packages = {name.partition(".")[0] for name in module_names}
+    if not packages:
+        return ""
+    digest = hashlib.sha256()
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and (name.partition(".")[0] in packages or _is_in_project(name, path, folder.resolve())):
+            # Names instead of paths: other servers have the project elsewhere.
+            source = _read_source(module, path)
+            digest.update(f"{name} {len(source)} ".encode() + source)
+    return digest.hexdigest()
+
+
+def _is_in_project(module_name: str, path: str, folder: Path) -> bool:
+    is_own = module_name.partition(".")[0] not in ("__main__", "bough", "bough_server")
+    return is_own and path.startswith(f"{folder}{os.sep}") and "site-packages" not in path
+
+
+def _read_source(module: ModuleType, path: str) -> bytes:
+    """Return the file of a module, which may be in an archive; nothing if it is gone."""
+    read = getattr(getattr(module, "__loader__", None), "get_data", None)
+    try:
+        source: bytes = read(path) if read is not None else Path(path).read_bytes()
+    except OSError:
+        return b""
+    return source
 
 
 def _add(found: dict[str, T], name: str, value: T, message: str) -> None:

@@ -26,7 +26,7 @@ def changes_of(
     for agent, model in _pairs("--model", models, "AGENT=MODEL").items():
         changes.agents[agent].model = model
     for agent, instruction in _pairs("--instruction", instructions, "AGENT=@FILE or AGENT=TEXT").items():
-        changes.agents[agent].instruction = _content(instruction)
+        changes.agents[agent].instruction = read_content(instruction)
     for call, text in _pairs("--tool-result", tool_results, "CALL=JSON").items():
         edited = changes.tool_results.add(call_id=call, outcome=outcome_of(text))
         if found := _CALL_OF_INVOCATION.fullmatch(call):
@@ -49,7 +49,7 @@ def _pairs(flag: str, texts: Iterable[str], shape: str) -> dict[str, str]:
     return pairs
 
 
-def _content(text: str) -> str:
+def read_content(text: str) -> str:
     """Return a text as it is, or the content of the file for @FILE."""
     if not text.startswith("@"):
         return text

@@ -61,14 +61,15 @@ class FieldLines:
 
     path: str
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Line by field path, in the schema's names."""
+    """Line by field path, in the schema's names; of a field written as plain JSON also without its suffix."""
 
     def problem(self, field_path: str, description: str) -> Problem:
         """Return a problem at a field, located at the nearest enclosing field that the document contains."""
-        place = field_path
+        plain = field_path.removesuffix("_json")
+        place = written = plain if plain in self.lines else field_path
         while place and place not in self.lines:
             place = place[: max(place.rfind("."), place.rfind("["), 0)]
-        return Problem(path=self.path, line=self.lines.get(place, 0), field=field_path, description=description)
+        return Problem(path=self.path, line=self.lines.get(place, 0), field=written, description=description)
 
 
 def read_message(
@@ -148,6 +149,8 @@ class _MessageReader:
                 chosen[descriptor.containing_oneof.name] = key
             place = f"{schema_path}.{name}" if schema_path else name
             self.lines[place] = self.document.line(inner)
+            if is_plain_json:
+                self.lines[place.removesuffix("_json")] = self.lines[place]
             self._field(_json_text(value) if is_plain_json else value, message, descriptor, (inner, place))
 
     def _field(self, value: Value, message: Message, descriptor: FieldDescriptor, places: _Places) -> None:

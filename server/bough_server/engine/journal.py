@@ -81,16 +81,37 @@ class Forks:
                 policy = fork.run_forked.policy
         return policy
 
-    def mocks(self, started: event_pb2.RunStarted) -> eval_set_pb2.ToolMocks | None:
-        """Return what answers tool calls instead of the tools: as the last fork says that says it, else the start."""
-        for fork in reversed(self._forks):
-            if fork.run_forked.HasField("mocks"):
-                return fork.run_forked.mocks
-        return started.mocks if started.HasField("mocks") else None
+    def mocks(self, started: event_pb2.RunStarted, *, at_sequence: int | None = None) -> eval_set_pb2.ToolMocks | None:
+        """Return what answers calls instead of tools and agents: as the last fork says that says it, else the start.
+
+        With `at_sequence` those that were in force when that event was recorded.
+        The faults are those of the last that says anything. A fork that brings nothing but faults has the mocks of its
+        origin.
+        """
+        forks = (fork for fork in reversed(self._forks) if at_sequence is None or fork.sequence < at_sequence)
+        brought = [fork.run_forked.mocks for fork in forks if fork.run_forked.HasField("mocks")]
+        if started.HasField("mocks"):
+            brought.append(started.mocks)
+        if not brought:
+            return None
+        newest, mocks = brought[0], next(filter(_has_mocks, brought), brought[0])
+        if mocks is newest:
+            return newest
+        both = eval_set_pb2.ToolMocks()
+        both.CopyFrom(mocks)
+        del both.faults[:]
+        both.faults.extend(newest.faults)
+        both.fault_seed = newest.fault_seed
+        return both
 
     def has_mocks_at(self, sequence: int) -> bool:
         """Return whether the mocks that are in force now were when an event was recorded."""
-        return all(fork.sequence < sequence for fork in self._forks if fork.run_forked.HasField("mocks"))
+        return all(fork.sequence < sequence for fork in self._forks if _has_mocks(fork.run_forked.mocks))
+
+
+def _has_mocks(mocks: eval_set_pb2.ToolMocks) -> bool:
+    """Return whether mocks are more than faults."""
+    return any(field.name not in ("faults", "fault_seed") for field, _ in mocks.ListFields())
 
 
 class Journal:
@@ -141,14 +162,21 @@ class Journal:
         self.todo.extend(self._collect_deliveries())
 
     def _count_mock_uses(self) -> None:
-        for (_, kind, attempt), event in self.recorded.items():
+        counted: set[str] = set()
+        for (key, kind, _), event in self.recorded.items():
             if not self.forks.has_mocks_at(event.sequence):
                 continue
             if kind == events.SUB_AGENT_STARTED and event.sub_agent_started.HasField("mock_index"):
                 self.agent_mock_uses[event.sub_agent_started.mock_index] += 1
-            # A further attempt is answered by the mock of the first.
-            if kind == events.TOOL_STARTED and attempt == 1 and event.tool_started.HasField("mock_index"):
+            # A further attempt is answered by the mock of the one before.
+            if kind == events.TOOL_STARTED and event.tool_started.HasField("mock_index") and key not in counted:
+                counted.add(key)
                 self.tool_mock_uses[event.tool_started.mock_index] += 1
+
+    def find_tool_mock(self, key: str) -> int | None:
+        """Return the number of the mock that answered an earlier attempt of a call; None if none in force did."""
+        starts = (event for event in self.of_effect.get(key, ()) if event.tool_started.HasField("mock_index"))
+        return next((each.tool_started.mock_index for each in starts if self.forks.has_mocks_at(each.sequence)), None)
 
     def _collect_deliveries(self) -> list[event_pb2.AgentEvent]:
         results = [event for event in self.results.values() if event.effect_key not in self.dispatched]

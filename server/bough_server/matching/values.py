@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import isfinite
 from typing import Final, TypeAlias
 
@@ -11,6 +12,7 @@ from bough.v1 import eval_set_pb2
 from bough_server.matching.placeholders import has_text, is_text, matches_anything, redact_like
 from bough_server.matching.regexes import RegexProblem, check_pattern, is_found
 from bough_server.matching.schemas import schema_mistakes, value_path, value_schema_problem
+from bough_server.matching.secrets import REDACTED
 from bough_server.matching.work import TooMuchWork, limit_work, spend
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
@@ -18,8 +20,11 @@ JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, J
 _Steps: TypeAlias = tuple[str, ...]
 """The rest of an ignored path: names of members, or "*"."""
 
-MAX_SENTENCE: Final = 300
-"""The most characters of the sentence that says how a value differs."""
+MAX_SENTENCE: Final = 600
+"""The most characters of the sentences that say how a value differs."""
+
+MOST_NAMED: Final = 5
+"""The most differences that are named."""
 
 _SHOWN: Final = 90
 """The most characters of a value, and of a path, in such a sentence."""
@@ -36,10 +41,10 @@ _TOO_DEEP: Final = "it is nested too deeply to be compared"
 
 
 def mismatch(matcher: eval_set_pb2.ValueMatcher, value_json: str) -> str:
-    """Return how a JSON text differs from what is expected, as a sentence without a period; empty if it matches.
+    """Return how a JSON text differs from what is expected, without a period; empty if it matches.
 
-    A text that is not JSON is compared as a JSON string. So are texts with NaN or Infinity, which JSON does not have.
-    Raises TooMuchWork.
+    The first differences are named, in the order of the expected value. A text that is not JSON is compared as a JSON
+    string. So are texts with NaN or Infinity, which JSON does not have. Raises TooMuchWork.
     """
     # Each value is compared with each of the paths that lead to it.
     spend(_CALL_STEPS + (matcher.ByteSize() + len(value_json)) * (1 + len(matcher.ignore) // 8))
@@ -80,6 +85,11 @@ def check_answer(expected: eval_set_pb2.ExpectedAnswer) -> str:
     for name in ("contains", "excludes"):
         if "" in getattr(expected, name):
             return f"{name} has an empty text, which every answer contains."
+    if any(REDACTED in part and not part.replace(REDACTED, "").strip() for part in expected.contains):
+        return (
+            f"contains has {REDACTED} alone, which is in every answer if members of JSON are redacted: "
+            "write the text around it."
+        )
     if expected.HasField("max_characters") and expected.min_characters > expected.max_characters:
         return f"max_characters must not be less than min_characters, which is {expected.min_characters:,}."
     return check_matcher(expected.json) if expected.HasField("json") else ""
@@ -122,12 +132,14 @@ def _difference(matcher: eval_set_pb2.ValueMatcher, expected_json: str, value_js
         _Comparison(is_subset=is_subset, tolerance=matcher.number_tolerance),
         _without(expected, ignored),
     )
-    found = ""
+    found: list[str] = []
     for text in dict.fromkeys((value_json, redact_like(expected_json, value_json))):
-        found = next(comparison.differences(wanted, _without(_parse_or_keep(text), ignored), ()), "")
+        differences = comparison.differences(wanted, _without(_parse_or_keep(text), ignored), ())
+        # One more says whether there are more; to count them all would be to write them all.
+        found = list(islice(differences, MOST_NAMED + 1))
         if not found:
             break
-    return found
+    return "; ".join([*found[:MOST_NAMED], *(["and more"] if len(found) > MOST_NAMED else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
+from bough.v1 import error_pb2, eval_set_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution, to_run_error
 from bough_server.engine.limits import check_hops
@@ -103,9 +103,9 @@ def _admit(lane: Lane, work: Dispatch, digest: str, on_failure: OnFailure) -> Ch
     if work.transfer is not None:
         check_hops((*work.transfer.path, name))
         caller.budget.reserve_transfer(is_admitted=is_admitted)
-    agent, mock_index = caller.resolver.agents[name], _find_mock(lane, work, message)
-    if mock_index is not None and execution.mocks is not None:
-        agent = MockedAgent(agent, execution.mocks.agents[mock_index])
+    agent, (mock_index, mock) = caller.resolver.agents[name], _find_mock(lane, work, message)
+    if mock is not None:
+        agent = MockedAgent(agent, mock)
     limits = [each for each in (work.link.limits, agent.definition.limits) if each.HasField("wall_duration")]
     policy = (
         work.link.on_failure
@@ -127,18 +127,22 @@ def _admit(lane: Lane, work: Dispatch, digest: str, on_failure: OnFailure) -> Ch
     )
 
 
-def _find_mock(lane: Lane, work: Dispatch, message: message_pb2.Message) -> int | None:
-    """Return the number of the mock that answers instead of a child, or None. Raises RunError TOOL_NOT_MOCKED."""
+def _find_mock(
+    lane: Lane, work: Dispatch, message: message_pb2.Message
+) -> tuple[int | None, eval_set_pb2.AgentMock | None]:
+    """Return the mock that answers instead of a child, with its number, or None. Raises RunError TOOL_NOT_MOCKED."""
     execution, journal = lane.execution, lane.execution.journal
-    if execution.mocks is None:
-        return None
-    recorded = journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
-    if recorded is not None:
-        has_mock = journal.forks.has_mocks_at(recorded.sequence) and recorded.sub_agent_started.HasField("mock_index")
-        return recorded.sub_agent_started.mock_index if has_mock else None
-    return find_agent_mock(
-        execution.mocks, work.link.agent, message, caller=lane.running.name, uses=journal.agent_mock_uses
-    )
+    mocks, recorded = execution.mocks, journal.recorded.get((work.key, events.SUB_AGENT_STARTED, 0))
+    if mocks is None:
+        return None, None
+    if recorded is None:
+        caller, uses = lane.running.name, journal.agent_mock_uses
+        index = find_agent_mock(mocks, work.link.agent, message, caller=caller, uses=uses)
+    else:
+        # A child continues as it began, in a fork with other mocks too: its start is shared, and so may its end be.
+        mocks = journal.forks.mocks(execution.facts.started.run_started, at_sequence=recorded.sequence)
+        index = recorded.sub_agent_started.mock_index if recorded.sub_agent_started.HasField("mock_index") else None
+    return index, (mocks.agents[index] if mocks is not None and index is not None else None)
 
 
 async def _run_child(child: ChildCall) -> DispatchResult:

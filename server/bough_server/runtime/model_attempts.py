@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from google.protobuf import duration_pb2
 
-from bough.v1 import error_pb2, event_pb2, step_pb2, usage_pb2
+from bough.v1 import error_pb2, eval_set_pb2, event_pb2, step_pb2, usage_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.execution import Execution
@@ -28,6 +28,7 @@ from bough_server.models.model import (
 )
 from bough_server.observability.tracing import Traced
 from bough_server.runtime.agent import Resolver
+from bough_server.runtime.faults import build_model_error, find_fault
 from bough_server.runtime.running_agent import RunningAgent
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
@@ -130,6 +131,7 @@ class ModelAttempts:
         self._traced = traced
         self._attempt = attempt
         self._meter = AttemptMeter()
+        self._fault: int | None = None
         self._call_ids: dict[int, str] = {}
         self._size = 0
         """Bytes that the current attempt has streamed."""
@@ -166,6 +168,11 @@ class ModelAttempts:
         """True if the current attempt was sent to its provider."""
         return self._meter.is_sent
 
+    @property
+    def fault(self) -> int | None:
+        """The number of the fault that was injected into the current attempt, if one was."""
+        return self._fault
+
     def recover(self) -> None:
         """Record that this attempt replaces one lost in a crash, whose usage is unknown."""
         event = self._event()
@@ -192,6 +199,8 @@ class ModelAttempts:
         retrying.delay.CopyFrom(wait)
         retrying.next_model = self._chain.model.name
         retrying.not_sent = not self._meter.is_sent
+        if self._fault is not None:
+            retrying.fault_index = self._fault
         if error.lost_usage is not None:
             retrying.lost_usage.CopyFrom(error.lost_usage)
         self._execution.emit(event)
@@ -214,6 +223,7 @@ class ModelAttempts:
         response: step_pb2.LlmResponse | None = None
         self._size = 0
         model = self._chain.model
+        self._inject_fault(model)
         # aclosing: the request must be closed now if the loop is left, not when the generator is garbage-collected.
         stream = cast(AsyncGenerator[Deltas | step_pb2.LlmResponse, None], model.stream(request, meter=self._meter))
         async with aclosing(stream):
@@ -229,6 +239,22 @@ class ModelAttempts:
                 retry=event_pb2.RETRY_REASON_BAD_RESPONSE,
             )
         return response
+
+    def _inject_fault(self, model: Model) -> None:
+        """Fail the attempt if the evaluation that the run belongs to says so. Raises ModelError."""
+        mocks, resolver = self._execution.mocks, self._running.resolver
+        if mocks is None:
+            return
+
+        def is_meant(fault: eval_set_pb2.EvalFault) -> bool:
+            named = resolver.model(fault.model) if fault.model else None
+            return named is not None and named.name == model.name
+
+        self._fault = find_fault(mocks, f"{self._key}#{self._attempt}", agent=self._running.name, is_meant=is_meant)
+        if self._fault is not None:
+            # As an attempt that its provider refused: it counts, and is tried again.
+            self._meter.is_sent = True
+            raise build_model_error(mocks.faults[self._fault], model.name)
 
     def _record(self, deltas: Deltas) -> bool:
         """Record deltas; return True to await `wait_for_room` before the next. Raises ModelError over the limit."""

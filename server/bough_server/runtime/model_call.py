@@ -122,6 +122,8 @@ async def _send(
         ended.llm_failed.CopyFrom(
             event_pb2.LlmFailed(error=running.error_of(error), not_sent=not call.is_sent, lost_usage=lost_usage)
         )
+        if call.fault is not None:
+            ended.llm_failed.fault_index = call.fault
         execution.emit(ended)
         execution.spans.pop(key).end(error=ended.llm_failed.error, input=request.messages)
         await execution.writer.wait_for_commit()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import error_pb2, event_pb2, message_pb2, session_pb2
+from bough.v1 import error_pb2, eval_set_pb2, event_pb2, message_pb2, session_pb2
 from bough_server import ids
 from bough_server.engine import keys
 from bough_server.engine.execution import to_run_error
@@ -21,6 +21,7 @@ from bough_server.errors import RunError
 from bough_server.log import events
 from bough_server.messages import text_of
 from bough_server.observability.tracing import Traced
+from bough_server.runtime.faults import build_tool_error, find_fault, replaces_tool
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.questions import ToolQuestions
 from bough_server.runtime.state import LaneState, StateView
@@ -100,13 +101,27 @@ class ToolCallEffect:
                 return await self._recover(started, offer)
             offer = self._admit(offer)
             call = await self._questions.request_approval(self._call, offer)
-            is_mocked = self._find_mock(call, offer) is not None
+            is_mocked = self._is_mocked(call, offer)
         except RunError as refusal:
             self._release()  # before the refusal is recorded: code that reacts to it may call again at once
             return self._fail(refusal)
         if not is_mocked and offer.tool is not None and offer.tool.is_client_side:
             return await self._run_in_client(call, offer)
         return await self._run(call, offer, ids.derive_id(self._execution.facts.run_id, self._key))
+
+    def _is_mocked(self, call: message_pb2.ToolCall, offer: ToolOffer) -> bool:
+        """Return whether a mock or a fault takes the place of a call's tool. Raises RunError TOOL_NOT_MOCKED."""
+        fault = self._find_fault(call, offer)
+        is_replaced = fault is not None and replaces_tool(fault[1])
+        return is_replaced or self._find_mock(call, offer) is not None
+
+    def _find_fault(self, call: message_pb2.ToolCall, offer: ToolOffer) -> tuple[int, eval_set_pb2.EvalFault] | None:
+        """Return the fault that is injected into a call, and its number, or None."""
+        mocks = self._execution.mocks
+        if mocks is None or offer.tool is None or self._key in self._execution.journal.answered:
+            return None
+        index = find_fault(mocks, self._key, agent=self._running.name, is_meant=lambda fault: fault.tool == call.name)
+        return None if index is None else (index, mocks.faults[index])
 
     def _find_mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> int | None:
         """Return the number of the mock that answers a call instead of its tool, or None.
@@ -117,18 +132,10 @@ class ToolCallEffect:
         # A client that has answered before the fork that brought the mocks is not contradicted by them.
         if mocks is None or offer.tool is None or self._key in self._execution.journal.answered:
             return None
-        if (index := self._find_recorded_mock()) is not None:
+        if (index := self._execution.journal.find_tool_mock(self._key)) is not None:
             return index
         uses = self._execution.journal.tool_mock_uses
         return find_mock(mocks, call, agent=self._running.name, uses=uses)
-
-    def _find_recorded_mock(self) -> int | None:
-        """Return the number of the mock that answered the attempt before, which is counted; None for none in force."""
-        journal = self._execution.journal
-        started = journal.started.get(self._key)
-        if started is None or not started.tool_started.HasField("mock_index"):
-            return None
-        return started.tool_started.mock_index if journal.forks.has_mocks_at(started.sequence) else None
 
     def _take_mock(self, call: message_pb2.ToolCall, offer: ToolOffer) -> int | None:
         """Return the number of the mock that answers a call that starts now, and count it, or None.
@@ -143,7 +150,7 @@ class ToolCallEffect:
                     reason=error_pb2.ERROR_REASON_TOOL_NOT_MOCKED,
                 )
             return None
-        if self._find_recorded_mock() is None:
+        if self._execution.journal.find_tool_mock(self._key) is None:
             self._execution.journal.tool_mock_uses[index] += 1
         return index
 
@@ -196,7 +203,7 @@ class ToolCallEffect:
         # The last start, not the model's call: an approver may have edited the arguments.
         starts = [event for event in execution.journal.of_effect[key] if event.HasField("tool_started")]
         call = starts[-1].tool_started.call
-        is_mocked = self._find_mock(call, offer) is not None
+        is_mocked = self._is_mocked(call, offer)
         # A mock answers again: the rule is for tools, which may have changed something.
         rule = offer.tool.on_recovery if offer.tool is not None and not is_mocked else "retry"
         if rule == "fail":
@@ -205,7 +212,7 @@ class ToolCallEffect:
             answer = await self._questions.ask_for_recovery(call, offer, attempt=self._attempt)
             if isinstance(answer, message_pb2.ToolResult):
                 return self._end(answer, None)
-            call, is_mocked = answer, self._find_mock(answer, offer) is not None  # an approver may have edited them
+            call, is_mocked = answer, self._is_mocked(answer, offer)  # an approver may have edited them
         if not is_mocked and offer.tool is not None and offer.tool.is_client_side:
             return await self._run_in_client(call, offer)  # a fork without the mocks of its origin
         self._attempt += 1
@@ -265,9 +272,11 @@ class ToolCallEffect:
     ) -> message_pb2.ToolResult:
         execution, running, key = self._execution, self._running, self._key
         async with execution.concurrency.hold_slot(key, running.budget):
+            fault = self._find_fault(call, offer)
             try:
                 # With the start, without an await: mocks are counted in the order of the log.
-                mock_index = self._take_mock(call, offer)
+                is_replaced = fault is not None and replaces_tool(fault[1])
+                mock_index = None if is_replaced else self._take_mock(call, offer)
             except RunError as refusal:
                 return self._fail(refusal)
             traced = execution.tracing.execute_tool(
@@ -284,6 +293,8 @@ class ToolCallEffect:
             started.tool_started.idempotency_key = idempotency_key
             if mock_index is not None:
                 started.tool_started.mock_index = mock_index
+            if fault is not None:
+                started.tool_started.fault_index = fault[0]
             execution.emit(started)
             await (
                 execution.writer.wait_for_commit()
@@ -291,12 +302,8 @@ class ToolCallEffect:
             result = message_pb2.ToolResult(call=call, start_time=started.record_time)
             state = StateView(self._state)
             try:
-                if mock_index is not None and execution.mocks is not None:
-                    result.MergeFrom(build_mock_result(execution.mocks.tools[mock_index], call))
-                else:
-                    with traced.attach():
-                        parts = await self._execute(started, offer, state)
-                        result.parts.extend(await execution.keep_parts(parts))
+                with traced.attach():
+                    result.MergeFrom(await self._answer(started, offer, state))
             except Exception as raised:
                 result.error.CopyFrom(to_run_error(raised).to_agent_error())
             result.duration.CopyFrom(to_duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
@@ -307,8 +314,35 @@ class ToolCallEffect:
             # Its end is not waited for: whatever its caller does with the result waits for a commit that includes it.
             return result
 
-    async def _execute(
+    async def _answer(
         self, started: event_pb2.AgentEvent, offer: ToolOffer, state: StateView
+    ) -> message_pb2.ToolResult:
+        """Return what its fault, its mock or its tool answers a call that has started. Raises their errors."""
+        mocks, start = self._execution.mocks, started.tool_started
+        elapsed = 0.0
+        if mocks is not None and start.HasField("fault_index"):
+            fault = mocks.faults[start.fault_index]
+            if fault.HasField("fail"):
+                raise build_tool_error(fault, start.call)
+            if fault.HasField("answer_json"):
+                return build_mock_result(eval_set_pb2.ToolMock(result_json=fault.answer_json), start.call)
+            elapsed = await self._delay(start.call, offer, fault.delay.ToNanoseconds() / 1e9)
+        if mocks is not None and start.HasField("mock_index"):
+            return build_mock_result(mocks.tools[start.mock_index], start.call)
+        parts = await self._execute(started, offer, state, elapsed=elapsed)
+        return message_pb2.ToolResult(parts=await self._execution.keep_parts(parts))
+
+    async def _delay(self, call: message_pb2.ToolCall, offer: ToolOffer, seconds: float) -> float:
+        """Wait before a call is answered, and return the seconds. Raises RunError TOOL_TIMEOUT if that is too long."""
+        timeout = offer.timeout if offer.timeout is not None or offer.tool is None else offer.tool.timeout
+        if timeout is None or seconds < timeout:
+            await self._execution.clock.sleep(seconds)
+            return seconds
+        await self._execution.clock.sleep(timeout)
+        raise tool_execution.build_timeout_error(call.name, timeout)
+
+    async def _execute(
+        self, started: event_pb2.AgentEvent, offer: ToolOffer, state: StateView, *, elapsed: float
     ) -> list[message_pb2.Part]:
         call = started.tool_started.call
         if offer.tool is None:
@@ -335,6 +369,7 @@ class ToolCallEffect:
             context=context,
             emit=emit,
             timeout=offer.timeout,
+            elapsed=elapsed,
             abandoned=self._execution.scheduler.abandoned_tasks,
         )
 

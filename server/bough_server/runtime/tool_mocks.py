@@ -12,6 +12,7 @@ from bough_server.matching.placeholders import match_placeholders
 from bough_server.matching.values import check_matcher, mismatch
 from bough_server.matching.work import TooMuchWork, limit_work
 from bough_server.runtime.agent import Agent, Context, Outcome, value_of
+from bough_server.runtime.faults import fault_mistakes
 from bough_server.tools.builtin import RESERVED
 from bough_server.tools.output import result_parts
 from bough_server.truncation import truncate_text
@@ -174,6 +175,9 @@ def mock_mistakes(mocks: eval_set_pb2.ToolMocks) -> Iterator[tuple[str, str]]:
             yield f"agents[{index}].input_match", problem
         if agent_mock.WhichOneof("answer") is None:
             yield f"agents[{index}]", "A mock needs an answer: set text, message or error."
+    for index, fault in enumerate(mocks.faults):
+        for field, sentence in fault_mistakes(fault):
+            yield f"faults[{index}]{field and f'.{field}'}", sentence
 
 
 def _mistakes_of(mock: eval_set_pb2.ToolMock) -> Iterator[tuple[str, str]]:

@@ -48,15 +48,16 @@ async def execute(
     context: ToolContext,
     emit: Emit,
     timeout: float | None = None,
+    elapsed: float = 0.0,
     abandoned: AbandonedTasks | None = None,
 ) -> list[message_pb2.Part]:
     """Run a tool and return its result as parts.
 
-    `timeout` is in seconds and overrides the tool's own. On timeout or cancellation an async tool is cancelled and a
-    generator closed; one that ignores that for CANCEL_SECONDS is added to `abandoned`, and what it still does is
-    dropped. The thread of a plain function cannot be killed: it continues, and its late result is dropped. A
-    generator's text goes to `emit` piece by piece. An async one continues only when `emit` returns; a plain one may be
-    up to 16 pieces ahead.
+    `timeout` is in seconds and overrides the tool's own; `elapsed` seconds of it have passed already. On timeout or
+    cancellation an async tool is cancelled and a generator closed; one that ignores that for CANCEL_SECONDS is added to
+    `abandoned`, and what it still does is dropped. The thread of a plain function cannot be killed: it continues, and
+    its late result is dropped. A generator's text goes to `emit` piece by piece. An async one continues only when
+    `emit` returns; a plain one may be up to 16 pieces ahead.
 
     Raises RunError: BAD_ARGUMENTS before the tool runs, TOOL_TIMEOUT, TOOL_FAILED with "Type: message" in one line, or
     OUTPUT_TOO_LARGE. Exceptions of `emit` are raised unchanged.
@@ -67,18 +68,21 @@ async def execute(
     call = _ToolCall(tool, emit)
     task = asyncio.get_running_loop().create_task(call.run(arguments, context), name=f"tool:{tool.name}")
     try:
-        await asyncio.wait({task}, timeout=seconds)
+        await asyncio.wait({task}, timeout=None if seconds is None else max(0.0, seconds - elapsed))
     finally:
         if not task.done():
             await call.end(task, abandoned)
     if call.is_over:
-        raise RunError(
-            f"The tool {tool.name} did not end within {seconds:g} s.", reason=error_pb2.ERROR_REASON_TOOL_TIMEOUT
-        )
+        raise build_timeout_error(tool.name, seconds or 0.0)
     try:
         return task.result()
     except _EmitFailed as failed:
         raise failed.error from failed.error.__cause__
+
+
+def build_timeout_error(name: str, seconds: float) -> RunError:
+    """Return the error of a call that has not ended within its timeout."""
+    return RunError(f"The tool {name} did not end within {seconds:g} s.", reason=error_pb2.ERROR_REASON_TOOL_TIMEOUT)
 
 
 class _ToolCall:

@@ -99,7 +99,17 @@ class TreeState:
             for node in self.nodes.values():
                 if node.end is None:
                     node.fork_time = events.time_of(event)
+            if event.run_forked.HasField("mocks"):
+                self._forget_mocks()
         self.run.progress.apply(event)
+
+    def _forget_mocks(self) -> None:
+        """Clear the numbers of the mocks that have answered: a fork that brings mocks counts its own."""
+        for node in self.nodes.values():
+            if node.start is not None and node.start.HasField("sub_agent_started"):
+                node.start.sub_agent_started.ClearField("mock_index")
+        for call in self.tools.in_order():
+            call.ClearField("mock_index")
 
     def _apply_start(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         node.apply_start(event, generation=self.run.generation)
@@ -126,6 +136,7 @@ class TreeState:
         node.error = None
 
     def _apply_llm_retry(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
+        node.count_fault(event.llm_retrying)
         if not event.llm_retrying.not_sent:
             self._charge(node, Sums.of_attempt(event.llm_retrying.lost_usage))
 
@@ -138,6 +149,7 @@ class TreeState:
 
     def _apply_llm_failure(self, node: Node, event: event_pb2.AgentEvent, kind: int, sequence: int) -> None:
         failed = event.llm_failed
+        node.count_fault(failed)
         call = event.effect_key or event.step_id
         # A refused call never started and reports no usage: it went to no provider and is not counted.
         if call in node.open_calls or failed.HasField("lost_usage"):

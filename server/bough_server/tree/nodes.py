@@ -4,6 +4,7 @@ Parts of events are copied before they are kept: a reference to a part keeps the
 request of 8 MiB.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -16,6 +17,9 @@ from bough_server.messages import copy_of
 
 _NOT_AGENTS: Final = frozenset({"", "user", "graph-node", "graph-pregel", "graph-executor"})
 """Authors that are not agents and so do not name an invocation."""
+
+_MAX_FAULTS: Final = 64
+"""The most faults of a run, see ToolMocks.faults."""
 
 _STATES: Final = {
     events.RUN_COMPLETED: execution_pb2.EXECUTION_STATE_SUCCEEDED,
@@ -130,6 +134,8 @@ class Node:
     """Settings of its last model call that belongs to a step."""
     anomalies: dict[str, invocation_pb2.AnomalyKind.ValueType] = field(default_factory=dict)
     """Kinds by message."""
+    faults: Counter[int] = field(default_factory=Counter)
+    """How often each fault was injected into its model calls, by number."""
 
     def apply_envelope(self, event: event_pb2.AgentEvent) -> None:
         """Apply the envelope of any of its events."""
@@ -166,6 +172,11 @@ class Node:
             self.end = end
         else:
             self.note(invocation_pb2.ANOMALY_KIND_REPEATED, "It ended more than once.")
+
+    def count_fault(self, failure: event_pb2.LlmRetrying | event_pb2.LlmFailed) -> None:
+        """Count the fault that failed an attempt, if one did; a number that no run has is not counted."""
+        if failure.HasField("fault_index") and 0 <= failure.fault_index < _MAX_FAULTS:
+            self.faults[failure.fault_index] += 1
 
     def note(self, kind: invocation_pb2.AnomalyKind.ValueType, message: str) -> None:
         """Record an anomaly, once."""
@@ -223,6 +234,9 @@ class Node:
             span_id=self.trace[1],
             anomalies=(anomaly(kind, message, self.invocation_id) for message, kind in self.anomalies.items()),
             settings=self.settings,
+            model_faults=(
+                invocation_pb2.FaultCount(index=index, count=count) for index, count in sorted(self.faults.items())
+            ),
         )
         if self.start is not None:
             _describe_start(described, self.start)

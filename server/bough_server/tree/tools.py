@@ -39,8 +39,11 @@ class ToolCalls:
         known = self._calls[event.invocation_id, call.call_id]
         if known is not None and not known.HasField("start_time") and event.HasField("record_time"):
             known.start_time.CopyFrom(event.record_time)
-            if event.tool_started.HasField("mock_index"):
-                known.mock_index = event.tool_started.mock_index
+        # Of any attempt: a fork that brings mocks may answer a call that its origin's tool was to answer.
+        if known is not None and event.tool_started.HasField("mock_index"):
+            known.mock_index = event.tool_started.mock_index
+        if known is not None and event.tool_started.HasField("fault_index"):
+            known.fault_index = event.tool_started.fault_index
         return is_new
 
     def ask(self, event: event_pb2.AgentEvent, sequence: int) -> bool:

@@ -596,7 +596,10 @@ type EvalResult struct {
 	// were removed, trials that could not be scored although all gates hold. Empty if they say all.
 	Reason string `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The cases that ran again to compare them with the baseline; unset if that was not asked for, and until it is decided.
-	Suspects      *EvalSuspects `protobuf:"bytes,14,opt,name=suspects,proto3" json:"suspects,omitempty"`
+	Suspects *EvalSuspects `protobuf:"bytes,14,opt,name=suspects,proto3" json:"suspects,omitempty"`
+	// What each cell of the matrix came to, in their order: the last of EvalMatrix's fields varies fastest. Empty without a matrix, and until
+	// the evaluation has SUCCEEDED.
+	Cells         []*CellResult `protobuf:"bytes,15,rep,name=cells,proto3" json:"cells,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -729,6 +732,106 @@ func (x *EvalResult) GetSuspects() *EvalSuspects {
 	return nil
 }
 
+func (x *EvalResult) GetCells() []*CellResult {
+	if x != nil {
+		return x.Cells
+	}
+	return nil
+}
+
+// What a cell of a matrix came to.
+type CellResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the cell, such as "model=small, instruction=2".
+	Cell string `protobuf:"bytes,1,opt,name=cell,proto3" json:"cell,omitempty"`
+	// The values by the names of EvalMatrix's fields; an instruction by its number, from 1.
+	Values map[string]string `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The revision of the changed agent's definition.
+	Revision string `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The numbers over the cases of the cell, without `flaky_cases`, and with the means of the first 100 metrics by name.
+	Totals *EvalTotals `protobuf:"bytes,4,opt,name=totals,proto3" json:"totals,omitempty"`
+	// Whether the cell passes more often than every other, beyond chance: by the exact one-sided test stratified by case, each comparison at
+	// 5 % divided by the number of cells. At most one cell is.
+	Best bool `protobuf:"varint,5,opt,name=best,proto3" json:"best,omitempty"`
+	// Of the first cell with the highest pass rate: the largest probability of its comparisons, times the number of cells, at most 1; it is
+	// `best` if that is at most 0.05. Absent of all others.
+	PValue        *float64 `protobuf:"fixed64,6,opt,name=p_value,json=pValue,proto3,oneof" json:"p_value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CellResult) Reset() {
+	*x = CellResult{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CellResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CellResult) ProtoMessage() {}
+
+func (x *CellResult) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CellResult.ProtoReflect.Descriptor instead.
+func (*CellResult) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *CellResult) GetCell() string {
+	if x != nil {
+		return x.Cell
+	}
+	return ""
+}
+
+func (x *CellResult) GetValues() map[string]string {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *CellResult) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
+func (x *CellResult) GetTotals() *EvalTotals {
+	if x != nil {
+		return x.Totals
+	}
+	return nil
+}
+
+func (x *CellResult) GetBest() bool {
+	if x != nil {
+		return x.Best
+	}
+	return false
+}
+
+func (x *CellResult) GetPValue() float64 {
+	if x != nil && x.PValue != nil {
+		return *x.PValue
+	}
+	return 0
+}
+
 // The cases of an evaluation that ran again: those that the baseline has too and of which a trial failed. They are chosen by the
 // evaluation's own trials alone: chosen by the baseline's, its luck would be tested.
 type EvalSuspects struct {
@@ -741,13 +844,16 @@ type EvalSuspects struct {
 	BaselinePins *EvalPins `protobuf:"bytes,3,opt,name=baseline_pins,json=baselinePins,proto3" json:"baseline_pins,omitempty"`
 	// Why the baseline did not run again, in a sentence; empty if it did.
 	BaselineNotRerunReason string `protobuf:"bytes,4,opt,name=baseline_not_rerun_reason,json=baselineNotRerunReason,proto3" json:"baseline_not_rerun_reason,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// EvalCase.id of each case that cannot run again because it is recorded, in the order of the set, whether a trial of it failed or not. The
+	// test of all cases compares those that the baseline has too by their planned trials.
+	RecordedCaseIds []string `protobuf:"bytes,5,rep,name=recorded_case_ids,json=recordedCaseIds,proto3" json:"recorded_case_ids,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *EvalSuspects) Reset() {
 	*x = EvalSuspects{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +865,7 @@ func (x *EvalSuspects) String() string {
 func (*EvalSuspects) ProtoMessage() {}
 
 func (x *EvalSuspects) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +878,7 @@ func (x *EvalSuspects) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalSuspects.ProtoReflect.Descriptor instead.
 func (*EvalSuspects) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EvalSuspects) GetCaseIds() []string {
@@ -803,8 +909,15 @@ func (x *EvalSuspects) GetBaselineNotRerunReason() string {
 	return ""
 }
 
-// What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
-// is not in it, nor are the number of trials, the budget, and stored runs that were scored.
+func (x *EvalSuspects) GetRecordedCaseIds() []string {
+	if x != nil {
+		return x.RecordedCaseIds
+	}
+	return nil
+}
+
+// What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The number of trials, the budget, and
+// stored runs that were scored are not in it.
 type EvalPins struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The digest of the set, its cases included.
@@ -824,14 +937,17 @@ type EvalPins struct {
 	// The version of the server that planned the evaluation.
 	ServerVersion string `protobuf:"bytes,8,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
 	// Name of each simulated user's model to the hash of its configuration.
-	Users         map[string]string `protobuf:"bytes,9,rep,name=users,proto3" json:"users,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Users map[string]string `protobuf:"bytes,9,rep,name=users,proto3" json:"users,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The hash of the sources of the project's Python modules that were loaded when the server started: the code of its agents, tools,
+	// functions and metrics. Empty without any, and in results from before it was there. A baseline of another hash does not run again.
+	CodeDigest    string `protobuf:"bytes,10,opt,name=code_digest,json=codeDigest,proto3" json:"code_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalPins) Reset() {
 	*x = EvalPins{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +959,7 @@ func (x *EvalPins) String() string {
 func (*EvalPins) ProtoMessage() {}
 
 func (x *EvalPins) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +972,7 @@ func (x *EvalPins) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalPins.ProtoReflect.Descriptor instead.
 func (*EvalPins) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EvalPins) GetEvalSetDigest() string {
@@ -922,6 +1038,13 @@ func (x *EvalPins) GetUsers() map[string]string {
 	return nil
 }
 
+func (x *EvalPins) GetCodeDigest() string {
+	if x != nil {
+		return x.CodeDigest
+	}
+	return ""
+}
+
 // An interval that holds the number that is estimated with a probability of `level`.
 type ConfidenceInterval struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -937,7 +1060,7 @@ type ConfidenceInterval struct {
 
 func (x *ConfidenceInterval) Reset() {
 	*x = ConfidenceInterval{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1072,7 @@ func (x *ConfidenceInterval) String() string {
 func (*ConfidenceInterval) ProtoMessage() {}
 
 func (x *ConfidenceInterval) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1085,7 @@ func (x *ConfidenceInterval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfidenceInterval.ProtoReflect.Descriptor instead.
 func (*ConfidenceInterval) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ConfidenceInterval) GetLower() float64 {
@@ -989,7 +1112,7 @@ func (x *ConfidenceInterval) GetLevel() float64 {
 // Numbers over all cases of an evaluation.
 type EvalTotals struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many cases the set has.
+	// How many cases the set has; with a matrix, as many for each cell.
 	Cases int32 `protobuf:"varint,1,opt,name=cases,proto3" json:"cases,omitempty"`
 	// How many of them passed; final once every trial is scored.
 	CasesPassed int32 `protobuf:"varint,2,opt,name=cases_passed,json=casesPassed,proto3" json:"cases_passed,omitempty"`
@@ -1022,14 +1145,16 @@ type EvalTotals struct {
 	// How many fresh trials are scored, those that could not be scored included.
 	RerunsEnded int32 `protobuf:"varint,15,opt,name=reruns_ended,json=rerunsEnded,proto3" json:"reruns_ended,omitempty"`
 	// What simulated users used in all trials; unset while no trial with one is scored.
-	UserUsage     *Usage `protobuf:"bytes,16,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
+	UserUsage *Usage `protobuf:"bytes,16,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
+	// How many trials, fresh ones included, were run again after a crash.
+	RetriedTrials int32 `protobuf:"varint,17,opt,name=retried_trials,json=retriedTrials,proto3" json:"retried_trials,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalTotals) Reset() {
 	*x = EvalTotals{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1166,7 @@ func (x *EvalTotals) String() string {
 func (*EvalTotals) ProtoMessage() {}
 
 func (x *EvalTotals) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1179,7 @@ func (x *EvalTotals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTotals.ProtoReflect.Descriptor instead.
 func (*EvalTotals) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EvalTotals) GetCases() int32 {
@@ -1169,12 +1294,19 @@ func (x *EvalTotals) GetUserUsage() *Usage {
 	return nil
 }
 
+func (x *EvalTotals) GetRetriedTrials() int32 {
+	if x != nil {
+		return x.RetriedTrials
+	}
+	return 0
+}
+
 // What is known about one case.
 type CaseResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems.
 	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
-	// EvalCase.labels; empty for none, and in a result that was shortened to fit.
+	// EvalCase.labels, and with a matrix "bough/cell"; empty for none, and in a result that was shortened to fit.
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What the user says and what is expected, without recorded invocations and without what a simulated user said.
 	Turns []*EvalTurn `protobuf:"bytes,3,rep,name=turns,proto3" json:"turns,omitempty"`
@@ -1196,14 +1328,18 @@ type CaseResult struct {
 	// What a trial takes, over the trials; unset while none is scored.
 	TrialMeans *TrialMeans `protobuf:"bytes,11,opt,name=trial_means,json=trialMeans,proto3" json:"trial_means,omitempty"`
 	// EvalCase.user: who plays the user after `turns`, and what is expected of the whole conversation; unset for a case without.
-	User          *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
+	User *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
+	// The faults of the case, and how often each was injected; empty until all trials are scored.
+	Faults []*FaultSummary `protobuf:"bytes,13,rep,name=faults,proto3" json:"faults,omitempty"`
+	// CellResult.cell of the cell that the case was run in; empty without a matrix.
+	Cell          string `protobuf:"bytes,14,opt,name=cell,proto3" json:"cell,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CaseResult) Reset() {
 	*x = CaseResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1351,7 @@ func (x *CaseResult) String() string {
 func (*CaseResult) ProtoMessage() {}
 
 func (x *CaseResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1364,7 @@ func (x *CaseResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseResult.ProtoReflect.Descriptor instead.
 func (*CaseResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CaseResult) GetCaseId() string {
@@ -1315,6 +1451,84 @@ func (x *CaseResult) GetUser() *SimulatedUser {
 	return nil
 }
 
+func (x *CaseResult) GetFaults() []*FaultSummary {
+	if x != nil {
+		return x.Faults
+	}
+	return nil
+}
+
+func (x *CaseResult) GetCell() string {
+	if x != nil {
+		return x.Cell
+	}
+	return ""
+}
+
+// An attempt at a trial that crashed, after which the trial began anew.
+type CrashedAttempt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why it crashed, in a sentence.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The runs, one for each turn that was run.
+	RunIds []string `protobuf:"bytes,2,rep,name=run_ids,json=runIds,proto3" json:"run_ids,omitempty"`
+	// What they used.
+	Usage         *Usage `protobuf:"bytes,3,opt,name=usage,proto3" json:"usage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CrashedAttempt) Reset() {
+	*x = CrashedAttempt{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CrashedAttempt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CrashedAttempt) ProtoMessage() {}
+
+func (x *CrashedAttempt) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CrashedAttempt.ProtoReflect.Descriptor instead.
+func (*CrashedAttempt) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CrashedAttempt) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *CrashedAttempt) GetRunIds() []string {
+	if x != nil {
+		return x.RunIds
+	}
+	return nil
+}
+
+func (x *CrashedAttempt) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
 // What a trial of a case takes, in the mean over its trials. A number is absent if it is not known of every trial.
 type TrialMeans struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1332,7 +1546,7 @@ type TrialMeans struct {
 
 func (x *TrialMeans) Reset() {
 	*x = TrialMeans{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1558,7 @@ func (x *TrialMeans) String() string {
 func (*TrialMeans) ProtoMessage() {}
 
 func (x *TrialMeans) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1571,7 @@ func (x *TrialMeans) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrialMeans.ProtoReflect.Descriptor instead.
 func (*TrialMeans) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TrialMeans) GetCostNanos() float64 {
@@ -1403,7 +1617,7 @@ type UnusedMock struct {
 
 func (x *UnusedMock) Reset() {
 	*x = UnusedMock{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1629,7 @@ func (x *UnusedMock) String() string {
 func (*UnusedMock) ProtoMessage() {}
 
 func (x *UnusedMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1642,7 @@ func (x *UnusedMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnusedMock.ProtoReflect.Descriptor instead.
 func (*UnusedMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UnusedMock) GetIndex() int32 {
@@ -1452,6 +1666,97 @@ func (x *UnusedMock) GetIsAgent() bool {
 	return false
 }
 
+// A fault of a case over its trials.
+type FaultSummary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the fault in EvalCase.faults, or in those of the set's defaults, from 0.
+	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// The name of the tool or model that it concerns.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Whether it concerns a model, not a tool.
+	IsModel bool `protobuf:"varint,3,opt,name=is_model,json=isModel,proto3" json:"is_model,omitempty"`
+	// How many calls of tools, or attempts of models, it was injected into.
+	Injected int64 `protobuf:"varint,4,opt,name=injected,proto3" json:"injected,omitempty"`
+	// In how many trials that passed or failed it was injected.
+	Trials int32 `protobuf:"varint,5,opt,name=trials,proto3" json:"trials,omitempty"`
+	// How many of `trials` passed.
+	Passed        int32 `protobuf:"varint,6,opt,name=passed,proto3" json:"passed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FaultSummary) Reset() {
+	*x = FaultSummary{}
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FaultSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FaultSummary) ProtoMessage() {}
+
+func (x *FaultSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FaultSummary.ProtoReflect.Descriptor instead.
+func (*FaultSummary) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *FaultSummary) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *FaultSummary) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FaultSummary) GetIsModel() bool {
+	if x != nil {
+		return x.IsModel
+	}
+	return false
+}
+
+func (x *FaultSummary) GetInjected() int64 {
+	if x != nil {
+		return x.Injected
+	}
+	return 0
+}
+
+func (x *FaultSummary) GetTrials() int32 {
+	if x != nil {
+		return x.Trials
+	}
+	return 0
+}
+
+func (x *FaultSummary) GetPassed() int32 {
+	if x != nil {
+		return x.Passed
+	}
+	return 0
+}
+
 // One metric of a case over its trials.
 type MetricSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1471,7 +1776,7 @@ type MetricSummary struct {
 
 func (x *MetricSummary) Reset() {
 	*x = MetricSummary{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1788,7 @@ func (x *MetricSummary) String() string {
 func (*MetricSummary) ProtoMessage() {}
 
 func (x *MetricSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1801,7 @@ func (x *MetricSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricSummary.ProtoReflect.Descriptor instead.
 func (*MetricSummary) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MetricSummary) GetName() string {
@@ -1543,7 +1848,7 @@ type PassStatistics struct {
 	Passed int32 `protobuf:"varint,2,opt,name=passed,proto3" json:"passed,omitempty"`
 	// passed / trials; absent without trials.
 	PassRate *float64 `protobuf:"fixed64,3,opt,name=pass_rate,json=passRate,proto3,oneof" json:"pass_rate,omitempty"`
-	// The Wilson interval of pass_rate, over distinct_trials; unset without trials.
+	// The Wilson interval of pass_rate as if it were that of distinct_trials; unset without trials.
 	PassRateInterval *ConfidenceInterval `protobuf:"bytes,4,opt,name=pass_rate_interval,json=passRateInterval,proto3" json:"pass_rate_interval,omitempty"`
 	// The probability that at least one of k trials passes, for k from 1 to `trials`; unbiased.
 	PassAtK []float64 `protobuf:"fixed64,5,rep,packed,name=pass_at_k,json=passAtK,proto3" json:"pass_at_k,omitempty"`
@@ -1553,17 +1858,16 @@ type PassStatistics struct {
 	PassAllKIntervals []*ConfidenceInterval `protobuf:"bytes,7,rep,name=pass_all_k_intervals,json=passAllKIntervals,proto3" json:"pass_all_k_intervals,omitempty"`
 	// Whether some trials passed and some did not.
 	Flaky bool `protobuf:"varint,8,opt,name=flaky,proto3" json:"flaky,omitempty"`
-	// For how many trials `trials` count in intervals and comparisons: those that share all of their judgments, and their verdict, are one.
+	// For how many trials `trials` count in intervals: those that share all of their judgments are one, and beside judged trials a crashed
+	// one, which has no judgment, is none. The test of regressions counts each trial.
 	DistinctTrials int32 `protobuf:"varint,9,opt,name=distinct_trials,json=distinctTrials,proto3" json:"distinct_trials,omitempty"`
-	// How many of `distinct_trials` passed.
-	DistinctPassed int32 `protobuf:"varint,10,opt,name=distinct_passed,json=distinctPassed,proto3" json:"distinct_passed,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PassStatistics) Reset() {
 	*x = PassStatistics{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1879,7 @@ func (x *PassStatistics) String() string {
 func (*PassStatistics) ProtoMessage() {}
 
 func (x *PassStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1892,7 @@ func (x *PassStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassStatistics.ProtoReflect.Descriptor instead.
 func (*PassStatistics) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PassStatistics) GetTrials() int32 {
@@ -1654,13 +1958,6 @@ func (x *PassStatistics) GetDistinctTrials() int32 {
 	return 0
 }
 
-func (x *PassStatistics) GetDistinctPassed() int32 {
-	if x != nil {
-		return x.DistinctPassed
-	}
-	return 0
-}
-
 // One trial of a case: every turn, and the scores.
 type CaseTrialResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1678,7 +1975,7 @@ type CaseTrialResult struct {
 	Turns []*EvalTurnResult `protobuf:"bytes,6,rep,name=turns,proto3" json:"turns,omitempty"`
 	// The scores, in the order of the metrics; empty if the trial crashed.
 	Scores []*MetricScore `protobuf:"bytes,7,rep,name=scores,proto3" json:"scores,omitempty"`
-	// What the runs of all turns used, judges and the simulated user left out.
+	// What the runs of all turns used, those of crashed attempts included, judges and the simulated user left out.
 	Usage *Usage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
 	// What judges used that were asked first for this trial; an answer that was known before costs nothing.
 	JudgeUsage *Usage `protobuf:"bytes,9,opt,name=judge_usage,json=judgeUsage,proto3" json:"judge_usage,omitempty"`
@@ -1696,14 +1993,18 @@ type CaseTrialResult struct {
 	// What the simulated user used; unset without one.
 	UserUsage *Usage `protobuf:"bytes,15,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
 	// Whether the simulated user ended the conversation; false if it ended at SimulatedUser.max_turns or before. Absent without one.
-	UserFinished  *bool `protobuf:"varint,16,opt,name=user_finished,json=userFinished,proto3,oneof" json:"user_finished,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	UserFinished *bool `protobuf:"varint,16,opt,name=user_finished,json=userFinished,proto3,oneof" json:"user_finished,omitempty"`
+	// The faults of the case that were injected, by number. Empty in a result that was shortened to fit.
+	InjectedFaults []*FaultCount `protobuf:"bytes,17,rep,name=injected_faults,json=injectedFaults,proto3" json:"injected_faults,omitempty"`
+	// The attempts that crashed before the one that this is the result of, in order; empty if the trial was not run again.
+	CrashedAttempts []*CrashedAttempt `protobuf:"bytes,18,rep,name=crashed_attempts,json=crashedAttempts,proto3" json:"crashed_attempts,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *CaseTrialResult) Reset() {
 	*x = CaseTrialResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +2016,7 @@ func (x *CaseTrialResult) String() string {
 func (*CaseTrialResult) ProtoMessage() {}
 
 func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +2029,7 @@ func (x *CaseTrialResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseTrialResult.ProtoReflect.Descriptor instead.
 func (*CaseTrialResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CaseTrialResult) GetCaseId() string {
@@ -1843,6 +2144,20 @@ func (x *CaseTrialResult) GetUserFinished() bool {
 	return false
 }
 
+func (x *CaseTrialResult) GetInjectedFaults() []*FaultCount {
+	if x != nil {
+		return x.InjectedFaults
+	}
+	return nil
+}
+
+func (x *CaseTrialResult) GetCrashedAttempts() []*CrashedAttempt {
+	if x != nil {
+		return x.CrashedAttempts
+	}
+	return nil
+}
+
 // One turn of a trial.
 type EvalTurnResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1870,7 +2185,7 @@ type EvalTurnResult struct {
 
 func (x *EvalTurnResult) Reset() {
 	*x = EvalTurnResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +2197,7 @@ func (x *EvalTurnResult) String() string {
 func (*EvalTurnResult) ProtoMessage() {}
 
 func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2210,7 @@ func (x *EvalTurnResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurnResult.ProtoReflect.Descriptor instead.
 func (*EvalTurnResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvalTurnResult) GetRunId() string {
@@ -1992,7 +2307,7 @@ type EvalAgent struct {
 
 func (x *EvalAgent) Reset() {
 	*x = EvalAgent{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2319,7 @@ func (x *EvalAgent) String() string {
 func (*EvalAgent) ProtoMessage() {}
 
 func (x *EvalAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2332,7 @@ func (x *EvalAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAgent.ProtoReflect.Descriptor instead.
 func (*EvalAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EvalAgent) GetName() string {
@@ -2110,7 +2425,7 @@ type EvalStep struct {
 
 func (x *EvalStep) Reset() {
 	*x = EvalStep{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2437,7 @@ func (x *EvalStep) String() string {
 func (*EvalStep) ProtoMessage() {}
 
 func (x *EvalStep) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2450,7 @@ func (x *EvalStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalStep.ProtoReflect.Descriptor instead.
 func (*EvalStep) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EvalStep) GetIndex() int32 {
@@ -2176,7 +2491,7 @@ type EvalCall struct {
 
 func (x *EvalCall) Reset() {
 	*x = EvalCall{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2503,7 @@ func (x *EvalCall) String() string {
 func (*EvalCall) ProtoMessage() {}
 
 func (x *EvalCall) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2516,7 @@ func (x *EvalCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalCall.ProtoReflect.Descriptor instead.
 func (*EvalCall) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EvalCall) GetName() string {
@@ -2278,7 +2593,7 @@ type MetricScore struct {
 
 func (x *MetricScore) Reset() {
 	*x = MetricScore{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2605,7 @@ func (x *MetricScore) String() string {
 func (*MetricScore) ProtoMessage() {}
 
 func (x *MetricScore) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2618,7 @@ func (x *MetricScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricScore.ProtoReflect.Descriptor instead.
 func (*MetricScore) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetricScore) GetName() string {
@@ -2383,7 +2698,7 @@ type TreeComparison struct {
 
 func (x *TreeComparison) Reset() {
 	*x = TreeComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2710,7 @@ func (x *TreeComparison) String() string {
 func (*TreeComparison) ProtoMessage() {}
 
 func (x *TreeComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2723,7 @@ func (x *TreeComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeComparison.ProtoReflect.Descriptor instead.
 func (*TreeComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TreeComparison) GetTurn() int32 {
@@ -2474,7 +2789,7 @@ type TreeDifference struct {
 
 func (x *TreeDifference) Reset() {
 	*x = TreeDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2801,7 @@ func (x *TreeDifference) String() string {
 func (*TreeDifference) ProtoMessage() {}
 
 func (x *TreeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2814,7 @@ func (x *TreeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeDifference.ProtoReflect.Descriptor instead.
 func (*TreeDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TreeDifference) GetKind() DifferenceKind {
@@ -2551,21 +2866,25 @@ type Judgment struct {
 	RubricId string `protobuf:"bytes,1,opt,name=rubric_id,json=rubricId,proto3" json:"rubric_id,omitempty"`
 	// The number of the sample, from 0; below LlmJudgeMetric.samples.
 	Sample int32 `protobuf:"varint,2,opt,name=sample,proto3" json:"sample,omitempty"`
-	// Whether the rubric holds; absent if the judge did not say.
+	// Whether the rubric holds; absent if the judge did not say, and of a rubric with a scale.
 	Holds *bool `protobuf:"varint,3,opt,name=holds,proto3,oneof" json:"holds,omitempty"`
-	// Why, in the judge's words, or why there is no judgment.
+	// Why, in the judge's words, or why there is no judgment; it may be cut.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The run of the judge, which may be an earlier evaluation's; empty if none was started.
 	RunId string `protobuf:"bytes,5,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	// The number of the turn, from 0.
-	Turn          int32 `protobuf:"varint,6,opt,name=turn,proto3" json:"turn,omitempty"`
+	Turn int32 `protobuf:"varint,6,opt,name=turn,proto3" json:"turn,omitempty"`
+	// The configured name of the model that judged; empty in results of servers that had one judge for each metric.
+	Model string `protobuf:"bytes,7,opt,name=model,proto3" json:"model,omitempty"`
+	// How far the rubric holds, from JudgeScale.min to JudgeScale.max; absent if the judge did not say, and of a rubric without a scale.
+	Grade         *int32 `protobuf:"varint,8,opt,name=grade,proto3,oneof" json:"grade,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Judgment) Reset() {
 	*x = Judgment{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2896,7 @@ func (x *Judgment) String() string {
 func (*Judgment) ProtoMessage() {}
 
 func (x *Judgment) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2909,7 @@ func (x *Judgment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Judgment.ProtoReflect.Descriptor instead.
 func (*Judgment) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Judgment) GetRubricId() string {
@@ -2635,6 +2954,20 @@ func (x *Judgment) GetTurn() int32 {
 	return 0
 }
 
+func (x *Judgment) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Judgment) GetGrade() int32 {
+	if x != nil && x.Grade != nil {
+		return *x.Grade
+	}
+	return 0
+}
+
 // What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar.
 type GateResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2651,14 +2984,17 @@ type GateResult struct {
 	// Whether the gate holds; NOT_EVALUATED if what the number is over is not known in full, and what is known does not decide.
 	Verdict Verdict `protobuf:"varint,6,opt,name=verdict,proto3,enum=bough.v1.Verdict" json:"verdict,omitempty"`
 	// Why the gate does not hold, in a sentence; empty if it does.
-	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The cell that the gate names, else the one that is farthest from holding it; empty without a matrix, and if the number is over all
+	// cells.
+	Cell          string `protobuf:"bytes,8,opt,name=cell,proto3" json:"cell,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GateResult) Reset() {
 	*x = GateResult{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +3006,7 @@ func (x *GateResult) String() string {
 func (*GateResult) ProtoMessage() {}
 
 func (x *GateResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +3019,7 @@ func (x *GateResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GateResult.ProtoReflect.Descriptor instead.
 func (*GateResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GateResult) GetGate() string {
@@ -2735,10 +3071,17 @@ func (x *GateResult) GetReason() string {
 	return ""
 }
 
+func (x *GateResult) GetCell() string {
+	if x != nil {
+		return x.Cell
+	}
+	return ""
+}
+
 // How a result, the candidate, differs from an earlier one, the baseline.
 type EvalComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users.
+	// What is not the same of what they depended on, in sentences: the set, agents, code, models, prices, judges, simulated users.
 	PinsChanged []string `protobuf:"bytes,1,rep,name=pins_changed,json=pinsChanged,proto3" json:"pins_changed,omitempty"`
 	// The cases: those of the candidate in its order, then the removed ones.
 	Cases []*CaseComparison `protobuf:"bytes,2,rep,name=cases,proto3" json:"cases,omitempty"`
@@ -2767,8 +3110,8 @@ type EvalComparison struct {
 	Regressions int32 `protobuf:"varint,13,opt,name=regressions,proto3" json:"regressions,omitempty"`
 	// The one test of all cases together.
 	RegressionTest *RegressionTest `protobuf:"bytes,14,opt,name=regression_test,json=regressionTest,proto3" json:"regression_test,omitempty"`
-	// How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
-	// both have them.
+	// How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as
+	// cases of both have them.
 	Changes       []*EstimatedChange `protobuf:"bytes,15,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2776,7 +3119,7 @@ type EvalComparison struct {
 
 func (x *EvalComparison) Reset() {
 	*x = EvalComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +3131,7 @@ func (x *EvalComparison) String() string {
 func (*EvalComparison) ProtoMessage() {}
 
 func (x *EvalComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +3144,7 @@ func (x *EvalComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalComparison.ProtoReflect.Descriptor instead.
 func (*EvalComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EvalComparison) GetPinsChanged() []string {
@@ -2911,7 +3254,8 @@ func (x *EvalComparison) GetChanges() []*EstimatedChange {
 
 // An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
 // trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
-// such, against the baseline's trials; else over all trials of the cases that both have.
+// such, against the baseline's trials, and over the planned trials of recorded cases. Else, and against a baseline whose cases the suspects
+// were not chosen among, it is over all planned trials of the cases that both have.
 type RegressionTest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The probability to see so few passes or fewer if nothing got worse; absent if there is nothing to compare.
@@ -2934,7 +3278,7 @@ type RegressionTest struct {
 
 func (x *RegressionTest) Reset() {
 	*x = RegressionTest{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3290,7 @@ func (x *RegressionTest) String() string {
 func (*RegressionTest) ProtoMessage() {}
 
 func (x *RegressionTest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3303,7 @@ func (x *RegressionTest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegressionTest.ProtoReflect.Descriptor instead.
 func (*RegressionTest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RegressionTest) GetPValue() float64 {
@@ -3024,7 +3368,7 @@ type PassCounts struct {
 
 func (x *PassCounts) Reset() {
 	*x = PassCounts{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3380,7 @@ func (x *PassCounts) String() string {
 func (*PassCounts) ProtoMessage() {}
 
 func (x *PassCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3393,7 @@ func (x *PassCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PassCounts.ProtoReflect.Descriptor instead.
 func (*PassCounts) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PassCounts) GetTrials() int32 {
@@ -3075,7 +3419,7 @@ type EstimatedChange struct {
 	// The mean difference, candidate less baseline. Cost is per trial in units of the currency, tokens are per trial, duration is in seconds
 	// per trial.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
-	// The interval of `value`; unset of a cost, tokens or a duration that only one case has.
+	// The interval of `value`; unset of a cost, tokens, a duration, or a metric with means outside of 0 to 1, that only one case has.
 	Interval *ConfidenceInterval `protobuf:"bytes,3,opt,name=interval,proto3" json:"interval,omitempty"`
 	// How many cases have the number on both sides.
 	Cases         int32 `protobuf:"varint,4,opt,name=cases,proto3" json:"cases,omitempty"`
@@ -3085,7 +3429,7 @@ type EstimatedChange struct {
 
 func (x *EstimatedChange) Reset() {
 	*x = EstimatedChange{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3441,7 @@ func (x *EstimatedChange) String() string {
 func (*EstimatedChange) ProtoMessage() {}
 
 func (x *EstimatedChange) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3454,7 @@ func (x *EstimatedChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EstimatedChange.ProtoReflect.Descriptor instead.
 func (*EstimatedChange) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{24}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EstimatedChange) GetName() string {
@@ -3166,7 +3510,7 @@ type CaseComparison struct {
 	// The candidate's trials that `change` is judged by: fresh ones of a suspect.
 	TrialsCandidate *PassCounts `protobuf:"bytes,10,opt,name=trials_candidate,json=trialsCandidate,proto3" json:"trials_candidate,omitempty"`
 	// The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
-	// cannot be compared.
+	// cannot be compared, and of a case that is no suspect among those of which suspects were chosen.
 	PValue *float64 `protobuf:"fixed64,11,opt,name=p_value,json=pValue,proto3,oneof" json:"p_value,omitempty"`
 	// Why the change is what it is, in a sentence; empty if the case is the same.
 	Reason        string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -3176,7 +3520,7 @@ type CaseComparison struct {
 
 func (x *CaseComparison) Reset() {
 	*x = CaseComparison{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3532,7 @@ func (x *CaseComparison) String() string {
 func (*CaseComparison) ProtoMessage() {}
 
 func (x *CaseComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3545,7 @@ func (x *CaseComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseComparison.ProtoReflect.Descriptor instead.
 func (*CaseComparison) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CaseComparison) GetCaseId() string {
@@ -3313,7 +3657,7 @@ type InvocationDiff struct {
 
 func (x *InvocationDiff) Reset() {
 	*x = InvocationDiff{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +3669,7 @@ func (x *InvocationDiff) String() string {
 func (*InvocationDiff) ProtoMessage() {}
 
 func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +3682,7 @@ func (x *InvocationDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationDiff.ProtoReflect.Descriptor instead.
 func (*InvocationDiff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InvocationDiff) GetAgentDifferences() []*AgentDifference {
@@ -3420,7 +3764,7 @@ type AgentDifference struct {
 
 func (x *AgentDifference) Reset() {
 	*x = AgentDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3776,7 @@ func (x *AgentDifference) String() string {
 func (*AgentDifference) ProtoMessage() {}
 
 func (x *AgentDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3789,7 @@ func (x *AgentDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDifference.ProtoReflect.Descriptor instead.
 func (*AgentDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AgentDifference) GetKind() ChangeKind {
@@ -3518,7 +3862,7 @@ type CallDifference struct {
 
 func (x *CallDifference) Reset() {
 	*x = CallDifference{}
-	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3530,7 +3874,7 @@ func (x *CallDifference) String() string {
 func (*CallDifference) ProtoMessage() {}
 
 func (x *CallDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_result_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_result_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3543,7 +3887,7 @@ func (x *CallDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallDifference.ProtoReflect.Descriptor instead.
 func (*CallDifference) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{28}
+	return file_bough_v1_eval_result_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CallDifference) GetKind() ChangeKind {
@@ -3592,12 +3936,12 @@ var File_bough_v1_eval_result_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\n" +
-	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"m\n" +
+	"\x1abough/v1/eval_result.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x18bough/v1/execution.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"m\n" +
 	"\n" +
 	"EvalSource\x12%\n" +
 	"\revaluation_id\x18\x01 \x01(\tH\x00R\fevaluationId\x12.\n" +
 	"\x06result\x18\x02 \x01(\v2\x14.bough.v1.EvalResultH\x00R\x06resultB\b\n" +
-	"\x06source\"\xc1\x05\n" +
+	"\x06source\"\xed\x05\n" +
 	"\n" +
 	"EvalResult\x12#\n" +
 	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\"\n" +
@@ -3615,15 +3959,30 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x05state\x18\v \x01(\x0e2\x18.bough.v1.ExecutionStateR\x05state\x12*\n" +
 	"\x05error\x18\f \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12\x16\n" +
 	"\x06reason\x18\r \x01(\tR\x06reason\x122\n" +
-	"\bsuspects\x18\x0e \x01(\v2\x16.bough.v1.EvalSuspectsR\bsuspects\x1a9\n" +
+	"\bsuspects\x18\x0e \x01(\v2\x16.bough.v1.EvalSuspectsR\bsuspects\x12*\n" +
+	"\x05cells\x18\x0f \x03(\v2\x14.bough.v1.CellResultR\x05cells\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x02\n" +
+	"\n" +
+	"CellResult\x12\x12\n" +
+	"\x04cell\x18\x01 \x01(\tR\x04cell\x128\n" +
+	"\x06values\x18\x02 \x03(\v2 .bough.v1.CellResult.ValuesEntryR\x06values\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\tR\brevision\x12,\n" +
+	"\x06totals\x18\x04 \x01(\v2\x14.bough.v1.EvalTotalsR\x06totals\x12\x12\n" +
+	"\x04best\x18\x05 \x01(\bR\x04best\x12\x1c\n" +
+	"\ap_value\x18\x06 \x01(\x01H\x00R\x06pValue\x88\x01\x01\x1a9\n" +
+	"\vValuesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
+	"\n" +
+	"\b_p_value\"\xe1\x01\n" +
 	"\fEvalSuspects\x12\x19\n" +
 	"\bcase_ids\x18\x01 \x03(\tR\acaseIds\x12\x16\n" +
 	"\x06trials\x18\x02 \x01(\x05R\x06trials\x127\n" +
 	"\rbaseline_pins\x18\x03 \x01(\v2\x12.bough.v1.EvalPinsR\fbaselinePins\x129\n" +
-	"\x19baseline_not_rerun_reason\x18\x04 \x01(\tR\x16baselineNotRerunReason\"\xbe\x05\n" +
+	"\x19baseline_not_rerun_reason\x18\x04 \x01(\tR\x16baselineNotRerunReason\x12*\n" +
+	"\x11recorded_case_ids\x18\x05 \x03(\tR\x0frecordedCaseIds\"\xdf\x05\n" +
 	"\bEvalPins\x12&\n" +
 	"\x0feval_set_digest\x18\x01 \x01(\tR\revalSetDigest\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.bough.v1.EvalPins.AgentsEntryR\x06agents\x126\n" +
@@ -3633,7 +3992,10 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x06judges\x18\x06 \x03(\v2\x1e.bough.v1.EvalPins.JudgesEntryR\x06judges\x12\x14\n" +
 	"\x05agent\x18\a \x01(\tR\x05agent\x12%\n" +
 	"\x0eserver_version\x18\b \x01(\tR\rserverVersion\x123\n" +
-	"\x05users\x18\t \x03(\v2\x1d.bough.v1.EvalPins.UsersEntryR\x05users\x1a9\n" +
+	"\x05users\x18\t \x03(\v2\x1d.bough.v1.EvalPins.UsersEntryR\x05users\x12\x1f\n" +
+	"\vcode_digest\x18\n" +
+	" \x01(\tR\n" +
+	"codeDigest\x1a9\n" +
 	"\vAgentsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -3654,7 +4016,7 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x12ConfidenceInterval\x12\x14\n" +
 	"\x05lower\x18\x01 \x01(\x01R\x05lower\x12\x14\n" +
 	"\x05upper\x18\x02 \x01(\x01R\x05upper\x12\x14\n" +
-	"\x05level\x18\x03 \x01(\x01R\x05level\"\xe3\x05\n" +
+	"\x05level\x18\x03 \x01(\x01R\x05level\"\x8a\x06\n" +
 	"\n" +
 	"EvalTotals\x12\x14\n" +
 	"\x05cases\x18\x01 \x01(\x05R\x05cases\x12!\n" +
@@ -3676,12 +4038,13 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x06reruns\x18\x0e \x01(\x05R\x06reruns\x12!\n" +
 	"\freruns_ended\x18\x0f \x01(\x05R\vrerunsEnded\x12.\n" +
 	"\n" +
-	"user_usage\x18\x10 \x01(\v2\x0f.bough.v1.UsageR\tuserUsage\x1a>\n" +
+	"user_usage\x18\x10 \x01(\v2\x0f.bough.v1.UsageR\tuserUsage\x12%\n" +
+	"\x0eretried_trials\x18\x11 \x01(\x05R\rretriedTrials\x1a>\n" +
 	"\x10MetricMeansEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\f\n" +
 	"\n" +
-	"_pass_rate\"\xf9\x04\n" +
+	"_pass_rate\"\xbd\x05\n" +
 	"\n" +
 	"CaseResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x128\n" +
@@ -3699,10 +4062,16 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	" \x03(\v2\x19.bough.v1.CaseTrialResultR\x06reruns\x125\n" +
 	"\vtrial_means\x18\v \x01(\v2\x14.bough.v1.TrialMeansR\n" +
 	"trialMeans\x12+\n" +
-	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x1a9\n" +
+	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x12.\n" +
+	"\x06faults\x18\r \x03(\v2\x16.bough.v1.FaultSummaryR\x06faults\x12\x12\n" +
+	"\x04cell\x18\x0e \x01(\tR\x04cell\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xda\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +
+	"\x0eCrashedAttempt\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x17\n" +
+	"\arun_ids\x18\x02 \x03(\tR\x06runIds\x12%\n" +
+	"\x05usage\x18\x03 \x01(\v2\x0f.bough.v1.UsageR\x05usage\"\xda\x01\n" +
 	"\n" +
 	"TrialMeans\x12\"\n" +
 	"\n" +
@@ -3717,14 +4086,21 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"UnusedMock\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
-	"\bis_agent\x18\x03 \x01(\bR\aisAgent\"\xbf\x01\n" +
+	"\bis_agent\x18\x03 \x01(\bR\aisAgent\"\x9f\x01\n" +
+	"\fFaultSummary\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
+	"\bis_model\x18\x03 \x01(\bR\aisModel\x12\x1a\n" +
+	"\binjected\x18\x04 \x01(\x03R\binjected\x12\x16\n" +
+	"\x06trials\x18\x05 \x01(\x05R\x06trials\x12\x16\n" +
+	"\x06passed\x18\x06 \x01(\x05R\x06passed\"\xbf\x01\n" +
 	"\rMetricSummary\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x17\n" +
 	"\x04mean\x18\x03 \x01(\x01H\x00R\x04mean\x88\x01\x01\x12\x1c\n" +
 	"\tthreshold\x18\x04 \x01(\x01R\tthreshold\x12-\n" +
 	"\x12distinct_judgments\x18\x05 \x01(\x05R\x11distinctJudgmentsB\a\n" +
-	"\x05_mean\"\xad\x03\n" +
+	"\x05_mean\"\x84\x03\n" +
 	"\x0ePassStatistics\x12\x16\n" +
 	"\x06trials\x18\x01 \x01(\x05R\x06trials\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\x05R\x06passed\x12 \n" +
@@ -3735,11 +4111,9 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"pass_all_k\x18\x06 \x03(\x01R\bpassAllK\x12M\n" +
 	"\x14pass_all_k_intervals\x18\a \x03(\v2\x1c.bough.v1.ConfidenceIntervalR\x11passAllKIntervals\x12\x14\n" +
 	"\x05flaky\x18\b \x01(\bR\x05flaky\x12'\n" +
-	"\x0fdistinct_trials\x18\t \x01(\x05R\x0edistinctTrials\x12'\n" +
-	"\x0fdistinct_passed\x18\n" +
-	" \x01(\x05R\x0edistinctPassedB\f\n" +
+	"\x0fdistinct_trials\x18\t \x01(\x05R\x0edistinctTrialsB\f\n" +
 	"\n" +
-	"_pass_rate\"\xad\x05\n" +
+	"_pass_rate\"\xb1\x06\n" +
 	"\x0fCaseTrialResult\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12+\n" +
@@ -3762,7 +4136,9 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\apurpose\x18\r \x01(\x0e2\x16.bough.v1.TrialPurposeR\apurpose\x12.\n" +
 	"\n" +
 	"user_usage\x18\x0f \x01(\v2\x0f.bough.v1.UsageR\tuserUsage\x12(\n" +
-	"\ruser_finished\x18\x10 \x01(\bH\x00R\fuserFinished\x88\x01\x01B\x10\n" +
+	"\ruser_finished\x18\x10 \x01(\bH\x00R\fuserFinished\x88\x01\x01\x12=\n" +
+	"\x0finjected_faults\x18\x11 \x03(\v2\x14.bough.v1.FaultCountR\x0einjectedFaults\x12C\n" +
+	"\x10crashed_attempts\x18\x12 \x03(\v2\x18.bough.v1.CrashedAttemptR\x0fcrashedAttemptsB\x10\n" +
 	"\x0e_user_finished\"\xb5\x02\n" +
 	"\x0eEvalTurnResult\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x19\n" +
@@ -3827,15 +4203,18 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x0fexpected_parent\x18\x03 \x01(\tR\x0eexpectedParent\x12#\n" +
 	"\ractual_parent\x18\x04 \x01(\tR\factualParent\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12#\n" +
-	"\rinvocation_id\x18\x06 \x01(\tR\finvocationId\"\xa7\x01\n" +
+	"\rinvocation_id\x18\x06 \x01(\tR\finvocationId\"\xe2\x01\n" +
 	"\bJudgment\x12\x1b\n" +
 	"\trubric_id\x18\x01 \x01(\tR\brubricId\x12\x16\n" +
 	"\x06sample\x18\x02 \x01(\x05R\x06sample\x12\x19\n" +
 	"\x05holds\x18\x03 \x01(\bH\x00R\x05holds\x88\x01\x01\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x15\n" +
 	"\x06run_id\x18\x05 \x01(\tR\x05runId\x12\x12\n" +
-	"\x04turn\x18\x06 \x01(\x05R\x04turnB\b\n" +
-	"\x06_holds\"\xec\x01\n" +
+	"\x04turn\x18\x06 \x01(\x05R\x04turn\x12\x14\n" +
+	"\x05model\x18\a \x01(\tR\x05model\x12\x19\n" +
+	"\x05grade\x18\b \x01(\x05H\x01R\x05grade\x88\x01\x01B\b\n" +
+	"\x06_holdsB\b\n" +
+	"\x06_grade\"\x80\x02\n" +
 	"\n" +
 	"GateResult\x12\x12\n" +
 	"\x04gate\x18\x01 \x01(\tR\x04gate\x12\x16\n" +
@@ -3844,7 +4223,8 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x05bound\x18\x04 \x01(\x01R\x05bound\x12\x19\n" +
 	"\x05value\x18\x05 \x01(\x01H\x00R\x05value\x88\x01\x01\x12+\n" +
 	"\averdict\x18\x06 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reasonB\b\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x12\n" +
+	"\x04cell\x18\b \x01(\tR\x04cellB\b\n" +
 	"\x06_value\"\xb2\x05\n" +
 	"\x0eEvalComparison\x12!\n" +
 	"\fpins_changed\x18\x01 \x03(\tR\vpinsChanged\x12.\n" +
@@ -3994,7 +4374,7 @@ func file_bough_v1_eval_result_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_eval_result_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_bough_v1_eval_result_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_bough_v1_eval_result_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: bough.v1.Verdict
 	(TrialPurpose)(0),             // 1: bough.v1.TrialPurpose
@@ -4005,148 +4385,160 @@ var file_bough_v1_eval_result_proto_goTypes = []any{
 	(ChangeKind)(0),               // 6: bough.v1.ChangeKind
 	(*EvalSource)(nil),            // 7: bough.v1.EvalSource
 	(*EvalResult)(nil),            // 8: bough.v1.EvalResult
-	(*EvalSuspects)(nil),          // 9: bough.v1.EvalSuspects
-	(*EvalPins)(nil),              // 10: bough.v1.EvalPins
-	(*ConfidenceInterval)(nil),    // 11: bough.v1.ConfidenceInterval
-	(*EvalTotals)(nil),            // 12: bough.v1.EvalTotals
-	(*CaseResult)(nil),            // 13: bough.v1.CaseResult
-	(*TrialMeans)(nil),            // 14: bough.v1.TrialMeans
-	(*UnusedMock)(nil),            // 15: bough.v1.UnusedMock
-	(*MetricSummary)(nil),         // 16: bough.v1.MetricSummary
-	(*PassStatistics)(nil),        // 17: bough.v1.PassStatistics
-	(*CaseTrialResult)(nil),       // 18: bough.v1.CaseTrialResult
-	(*EvalTurnResult)(nil),        // 19: bough.v1.EvalTurnResult
-	(*EvalAgent)(nil),             // 20: bough.v1.EvalAgent
-	(*EvalStep)(nil),              // 21: bough.v1.EvalStep
-	(*EvalCall)(nil),              // 22: bough.v1.EvalCall
-	(*MetricScore)(nil),           // 23: bough.v1.MetricScore
-	(*TreeComparison)(nil),        // 24: bough.v1.TreeComparison
-	(*TreeDifference)(nil),        // 25: bough.v1.TreeDifference
-	(*Judgment)(nil),              // 26: bough.v1.Judgment
-	(*GateResult)(nil),            // 27: bough.v1.GateResult
-	(*EvalComparison)(nil),        // 28: bough.v1.EvalComparison
-	(*RegressionTest)(nil),        // 29: bough.v1.RegressionTest
-	(*PassCounts)(nil),            // 30: bough.v1.PassCounts
-	(*EstimatedChange)(nil),       // 31: bough.v1.EstimatedChange
-	(*CaseComparison)(nil),        // 32: bough.v1.CaseComparison
-	(*InvocationDiff)(nil),        // 33: bough.v1.InvocationDiff
-	(*AgentDifference)(nil),       // 34: bough.v1.AgentDifference
-	(*CallDifference)(nil),        // 35: bough.v1.CallDifference
-	nil,                           // 36: bough.v1.EvalResult.LabelsEntry
-	nil,                           // 37: bough.v1.EvalPins.AgentsEntry
-	nil,                           // 38: bough.v1.EvalPins.ModelsEntry
-	nil,                           // 39: bough.v1.EvalPins.ToolsEntry
-	nil,                           // 40: bough.v1.EvalPins.JudgesEntry
-	nil,                           // 41: bough.v1.EvalPins.UsersEntry
-	nil,                           // 42: bough.v1.EvalTotals.MetricMeansEntry
-	nil,                           // 43: bough.v1.CaseResult.LabelsEntry
-	nil,                           // 44: bough.v1.CaseComparison.MetricChangesEntry
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(ExecutionState)(0),           // 46: bough.v1.ExecutionState
-	(*AgentError)(nil),            // 47: bough.v1.AgentError
-	(*Usage)(nil),                 // 48: bough.v1.Usage
-	(*EvalTurn)(nil),              // 49: bough.v1.EvalTurn
-	(*SimulatedUser)(nil),         // 50: bough.v1.SimulatedUser
-	(*durationpb.Duration)(nil),   // 51: google.protobuf.Duration
-	(*InputRequest)(nil),          // 52: bough.v1.InputRequest
-	(AgentKind)(0),                // 53: bough.v1.AgentKind
-	(ErrorReason)(0),              // 54: bough.v1.ErrorReason
+	(*CellResult)(nil),            // 9: bough.v1.CellResult
+	(*EvalSuspects)(nil),          // 10: bough.v1.EvalSuspects
+	(*EvalPins)(nil),              // 11: bough.v1.EvalPins
+	(*ConfidenceInterval)(nil),    // 12: bough.v1.ConfidenceInterval
+	(*EvalTotals)(nil),            // 13: bough.v1.EvalTotals
+	(*CaseResult)(nil),            // 14: bough.v1.CaseResult
+	(*CrashedAttempt)(nil),        // 15: bough.v1.CrashedAttempt
+	(*TrialMeans)(nil),            // 16: bough.v1.TrialMeans
+	(*UnusedMock)(nil),            // 17: bough.v1.UnusedMock
+	(*FaultSummary)(nil),          // 18: bough.v1.FaultSummary
+	(*MetricSummary)(nil),         // 19: bough.v1.MetricSummary
+	(*PassStatistics)(nil),        // 20: bough.v1.PassStatistics
+	(*CaseTrialResult)(nil),       // 21: bough.v1.CaseTrialResult
+	(*EvalTurnResult)(nil),        // 22: bough.v1.EvalTurnResult
+	(*EvalAgent)(nil),             // 23: bough.v1.EvalAgent
+	(*EvalStep)(nil),              // 24: bough.v1.EvalStep
+	(*EvalCall)(nil),              // 25: bough.v1.EvalCall
+	(*MetricScore)(nil),           // 26: bough.v1.MetricScore
+	(*TreeComparison)(nil),        // 27: bough.v1.TreeComparison
+	(*TreeDifference)(nil),        // 28: bough.v1.TreeDifference
+	(*Judgment)(nil),              // 29: bough.v1.Judgment
+	(*GateResult)(nil),            // 30: bough.v1.GateResult
+	(*EvalComparison)(nil),        // 31: bough.v1.EvalComparison
+	(*RegressionTest)(nil),        // 32: bough.v1.RegressionTest
+	(*PassCounts)(nil),            // 33: bough.v1.PassCounts
+	(*EstimatedChange)(nil),       // 34: bough.v1.EstimatedChange
+	(*CaseComparison)(nil),        // 35: bough.v1.CaseComparison
+	(*InvocationDiff)(nil),        // 36: bough.v1.InvocationDiff
+	(*AgentDifference)(nil),       // 37: bough.v1.AgentDifference
+	(*CallDifference)(nil),        // 38: bough.v1.CallDifference
+	nil,                           // 39: bough.v1.EvalResult.LabelsEntry
+	nil,                           // 40: bough.v1.CellResult.ValuesEntry
+	nil,                           // 41: bough.v1.EvalPins.AgentsEntry
+	nil,                           // 42: bough.v1.EvalPins.ModelsEntry
+	nil,                           // 43: bough.v1.EvalPins.ToolsEntry
+	nil,                           // 44: bough.v1.EvalPins.JudgesEntry
+	nil,                           // 45: bough.v1.EvalPins.UsersEntry
+	nil,                           // 46: bough.v1.EvalTotals.MetricMeansEntry
+	nil,                           // 47: bough.v1.CaseResult.LabelsEntry
+	nil,                           // 48: bough.v1.CaseComparison.MetricChangesEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(ExecutionState)(0),           // 50: bough.v1.ExecutionState
+	(*AgentError)(nil),            // 51: bough.v1.AgentError
+	(*Usage)(nil),                 // 52: bough.v1.Usage
+	(*EvalTurn)(nil),              // 53: bough.v1.EvalTurn
+	(*SimulatedUser)(nil),         // 54: bough.v1.SimulatedUser
+	(*durationpb.Duration)(nil),   // 55: google.protobuf.Duration
+	(*InputRequest)(nil),          // 56: bough.v1.InputRequest
+	(*FaultCount)(nil),            // 57: bough.v1.FaultCount
+	(AgentKind)(0),                // 58: bough.v1.AgentKind
+	(ErrorReason)(0),              // 59: bough.v1.ErrorReason
 }
 var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	8,  // 0: bough.v1.EvalSource.result:type_name -> bough.v1.EvalResult
-	10, // 1: bough.v1.EvalResult.pins:type_name -> bough.v1.EvalPins
+	11, // 1: bough.v1.EvalResult.pins:type_name -> bough.v1.EvalPins
 	0,  // 2: bough.v1.EvalResult.verdict:type_name -> bough.v1.Verdict
-	12, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
-	13, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
-	27, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
-	45, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
-	45, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
-	36, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
-	46, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
-	47, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
-	9,  // 11: bough.v1.EvalResult.suspects:type_name -> bough.v1.EvalSuspects
-	10, // 12: bough.v1.EvalSuspects.baseline_pins:type_name -> bough.v1.EvalPins
-	37, // 13: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
-	38, // 14: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
-	39, // 15: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
-	40, // 16: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
-	41, // 17: bough.v1.EvalPins.users:type_name -> bough.v1.EvalPins.UsersEntry
-	11, // 18: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	42, // 19: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
-	48, // 20: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
-	48, // 21: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
-	48, // 22: bough.v1.EvalTotals.user_usage:type_name -> bough.v1.Usage
-	43, // 23: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
-	49, // 24: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
-	0,  // 25: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
-	18, // 26: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
-	16, // 27: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
-	17, // 28: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
-	15, // 29: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
-	18, // 30: bough.v1.CaseResult.reruns:type_name -> bough.v1.CaseTrialResult
-	14, // 31: bough.v1.CaseResult.trial_means:type_name -> bough.v1.TrialMeans
-	50, // 32: bough.v1.CaseResult.user:type_name -> bough.v1.SimulatedUser
-	0,  // 33: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
-	11, // 34: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	11, // 35: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
-	0,  // 36: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
-	19, // 37: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
-	23, // 38: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
-	48, // 39: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
-	48, // 40: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
-	51, // 41: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
-	52, // 42: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
-	1,  // 43: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
-	48, // 44: bough.v1.CaseTrialResult.user_usage:type_name -> bough.v1.Usage
-	46, // 45: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
-	47, // 46: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
-	20, // 47: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
-	53, // 48: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
-	46, // 49: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
-	22, // 50: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
-	2,  // 51: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
-	48, // 52: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
-	21, // 53: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
-	46, // 54: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
-	47, // 55: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
-	0,  // 56: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
-	24, // 57: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
-	26, // 58: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
-	54, // 59: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
-	25, // 60: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	3,  // 61: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	4,  // 62: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
-	0,  // 63: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
-	32, // 64: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	46, // 65: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
-	46, // 66: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
-	29, // 67: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
-	31, // 68: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
-	30, // 69: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
-	30, // 70: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
-	11, // 71: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
-	5,  // 72: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 73: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
-	0,  // 74: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
-	44, // 75: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	25, // 76: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	30, // 77: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
-	30, // 78: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
-	34, // 79: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
-	35, // 80: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
-	48, // 81: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	48, // 82: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	51, // 83: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	51, // 84: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	6,  // 85: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
-	6,  // 86: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
-	22, // 87: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
-	22, // 88: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
-	89, // [89:89] is the sub-list for method output_type
-	89, // [89:89] is the sub-list for method input_type
-	89, // [89:89] is the sub-list for extension type_name
-	89, // [89:89] is the sub-list for extension extendee
-	0,  // [0:89] is the sub-list for field type_name
+	13, // 3: bough.v1.EvalResult.totals:type_name -> bough.v1.EvalTotals
+	14, // 4: bough.v1.EvalResult.cases:type_name -> bough.v1.CaseResult
+	30, // 5: bough.v1.EvalResult.gates:type_name -> bough.v1.GateResult
+	49, // 6: bough.v1.EvalResult.create_time:type_name -> google.protobuf.Timestamp
+	49, // 7: bough.v1.EvalResult.end_time:type_name -> google.protobuf.Timestamp
+	39, // 8: bough.v1.EvalResult.labels:type_name -> bough.v1.EvalResult.LabelsEntry
+	50, // 9: bough.v1.EvalResult.state:type_name -> bough.v1.ExecutionState
+	51, // 10: bough.v1.EvalResult.error:type_name -> bough.v1.AgentError
+	10, // 11: bough.v1.EvalResult.suspects:type_name -> bough.v1.EvalSuspects
+	9,  // 12: bough.v1.EvalResult.cells:type_name -> bough.v1.CellResult
+	40, // 13: bough.v1.CellResult.values:type_name -> bough.v1.CellResult.ValuesEntry
+	13, // 14: bough.v1.CellResult.totals:type_name -> bough.v1.EvalTotals
+	11, // 15: bough.v1.EvalSuspects.baseline_pins:type_name -> bough.v1.EvalPins
+	41, // 16: bough.v1.EvalPins.agents:type_name -> bough.v1.EvalPins.AgentsEntry
+	42, // 17: bough.v1.EvalPins.models:type_name -> bough.v1.EvalPins.ModelsEntry
+	43, // 18: bough.v1.EvalPins.tools:type_name -> bough.v1.EvalPins.ToolsEntry
+	44, // 19: bough.v1.EvalPins.judges:type_name -> bough.v1.EvalPins.JudgesEntry
+	45, // 20: bough.v1.EvalPins.users:type_name -> bough.v1.EvalPins.UsersEntry
+	12, // 21: bough.v1.EvalTotals.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	46, // 22: bough.v1.EvalTotals.metric_means:type_name -> bough.v1.EvalTotals.MetricMeansEntry
+	52, // 23: bough.v1.EvalTotals.usage:type_name -> bough.v1.Usage
+	52, // 24: bough.v1.EvalTotals.judge_usage:type_name -> bough.v1.Usage
+	52, // 25: bough.v1.EvalTotals.user_usage:type_name -> bough.v1.Usage
+	47, // 26: bough.v1.CaseResult.labels:type_name -> bough.v1.CaseResult.LabelsEntry
+	53, // 27: bough.v1.CaseResult.turns:type_name -> bough.v1.EvalTurn
+	0,  // 28: bough.v1.CaseResult.verdict:type_name -> bough.v1.Verdict
+	21, // 29: bough.v1.CaseResult.trials:type_name -> bough.v1.CaseTrialResult
+	19, // 30: bough.v1.CaseResult.metrics:type_name -> bough.v1.MetricSummary
+	20, // 31: bough.v1.CaseResult.statistics:type_name -> bough.v1.PassStatistics
+	17, // 32: bough.v1.CaseResult.unused_mocks:type_name -> bough.v1.UnusedMock
+	21, // 33: bough.v1.CaseResult.reruns:type_name -> bough.v1.CaseTrialResult
+	16, // 34: bough.v1.CaseResult.trial_means:type_name -> bough.v1.TrialMeans
+	54, // 35: bough.v1.CaseResult.user:type_name -> bough.v1.SimulatedUser
+	18, // 36: bough.v1.CaseResult.faults:type_name -> bough.v1.FaultSummary
+	52, // 37: bough.v1.CrashedAttempt.usage:type_name -> bough.v1.Usage
+	0,  // 38: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
+	12, // 39: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	12, // 40: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
+	0,  // 41: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
+	22, // 42: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
+	26, // 43: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
+	52, // 44: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
+	52, // 45: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
+	55, // 46: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
+	56, // 47: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
+	1,  // 48: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
+	52, // 49: bough.v1.CaseTrialResult.user_usage:type_name -> bough.v1.Usage
+	57, // 50: bough.v1.CaseTrialResult.injected_faults:type_name -> bough.v1.FaultCount
+	15, // 51: bough.v1.CaseTrialResult.crashed_attempts:type_name -> bough.v1.CrashedAttempt
+	50, // 52: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
+	51, // 53: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
+	23, // 54: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
+	58, // 55: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
+	50, // 56: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
+	25, // 57: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
+	2,  // 58: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
+	52, // 59: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
+	24, // 60: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
+	50, // 61: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
+	51, // 62: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
+	0,  // 63: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
+	27, // 64: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
+	29, // 65: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
+	59, // 66: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
+	28, // 67: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	3,  // 68: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	4,  // 69: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 70: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	35, // 71: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	50, // 72: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	50, // 73: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	32, // 74: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
+	34, // 75: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
+	33, // 76: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
+	33, // 77: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
+	12, // 78: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
+	5,  // 79: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 80: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 81: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	48, // 82: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	28, // 83: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	33, // 84: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
+	33, // 85: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
+	37, // 86: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	38, // 87: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	52, // 88: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	52, // 89: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	55, // 90: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	55, // 91: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	6,  // 92: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	6,  // 93: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	25, // 94: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	25, // 95: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	96, // [96:96] is the sub-list for method output_type
+	96, // [96:96] is the sub-list for method input_type
+	96, // [96:96] is the sub-list for extension type_name
+	96, // [96:96] is the sub-list for extension extendee
+	0,  // [0:96] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }
@@ -4158,30 +4550,32 @@ func file_bough_v1_eval_result_proto_init() {
 	file_bough_v1_eval_set_proto_init()
 	file_bough_v1_execution_proto_init()
 	file_bough_v1_input_proto_init()
+	file_bough_v1_invocation_proto_init()
 	file_bough_v1_usage_proto_init()
 	file_bough_v1_eval_result_proto_msgTypes[0].OneofWrappers = []any{
 		(*EvalSource_EvaluationId)(nil),
 		(*EvalSource_Result)(nil),
 	}
-	file_bough_v1_eval_result_proto_msgTypes[5].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[7].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[2].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[6].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[9].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[10].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[11].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[15].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[16].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[12].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[13].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[14].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[18].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[19].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[20].OneofWrappers = []any{}
-	file_bough_v1_eval_result_proto_msgTypes[21].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[22].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[23].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[24].OneofWrappers = []any{}
 	file_bough_v1_eval_result_proto_msgTypes[25].OneofWrappers = []any{}
+	file_bough_v1_eval_result_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_result_proto_rawDesc), len(file_bough_v1_eval_result_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   38,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

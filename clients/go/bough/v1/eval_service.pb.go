@@ -252,7 +252,7 @@ type EvaluateRequest struct {
 	MaxConcurrency *int32 `protobuf:"varint,6,opt,name=max_concurrency,json=maxConcurrency,proto3,oneof" json:"max_concurrency,omitempty"`
 	// What has to hold, such as "pass_rate >= 0.9"; empty for: every case passes. White space around the parts is ignored:
 	//
-	//	gate     = number operator bound
+	//	gate     = number operator bound [ "in" cell ]
 	//	operator = ">=" | ">" | "<=" | "<" | "=="
 	//	bound    = a decimal number, such as 0.9, -1 or 1e-3
 	//	number   = "case.pass_rate.lower"  (the worst case's lower bound of its Wilson interval, 0 to 1)
@@ -274,7 +274,9 @@ type EvaluateRequest struct {
 	//	         | "removed"               (how many cases of the baseline the set does not have)
 	//	k        = a whole number from 1
 	//	metric   = the name of a metric of the set
+	//	cell     = the name of a cell of the matrix, such as model=small
 	//
+	// With a matrix, a gate has to hold in each cell, or in the one that it names; gates on what a baseline is needed for are over all cells.
 	// One that the number of trials or cases cannot reach is INVALID_ARGUMENT, with the number that it takes; so is one on regressions
 	// that could never fail, because so few trials prove nothing, and one on regressions, removed or a change without a baseline.
 	Gates []string `protobuf:"bytes,7,rep,name=gates,proto3" json:"gates,omitempty"`
@@ -297,6 +299,11 @@ type EvaluateRequest struct {
 	// Fresh trials only decide what a comparison says of regressions; verdicts, statistics and other gates are over the planned trials.
 	// Needs a baseline. Absent for none.
 	RerunSuspects *int32 `protobuf:"varint,14,opt,name=rerun_suspects,json=rerunSuspects,proto3,oneof" json:"rerun_suspects,omitempty"`
+	// How often a trial that crashed is run again, instead of what the set says; see EvalDefaults.retry_crashed. Absent for that.
+	RetryCrashed *int32 `protobuf:"varint,15,opt,name=retry_crashed,json=retryCrashed,proto3,oneof" json:"retry_crashed,omitempty"`
+	// What every case is run with, in turn, instead of what the set says; unset for that. The trials of all cells together are those of
+	// the evaluation.
+	Matrix        *EvalMatrix `protobuf:"bytes,16,opt,name=matrix,proto3" json:"matrix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -427,6 +434,20 @@ func (x *EvaluateRequest) GetRerunSuspects() int32 {
 		return *x.RerunSuspects
 	}
 	return 0
+}
+
+func (x *EvaluateRequest) GetRetryCrashed() int32 {
+	if x != nil && x.RetryCrashed != nil {
+		return *x.RetryCrashed
+	}
+	return 0
+}
+
+func (x *EvaluateRequest) GetMatrix() *EvalMatrix {
+	if x != nil {
+		return x.Matrix
+	}
+	return nil
 }
 
 // Some events of the evaluation, from its first.
@@ -1462,7 +1483,7 @@ const file_bough_v1_eval_service_proto_rawDesc = "" +
 	"\x17AggregateEventsResponse\x124\n" +
 	"\n" +
 	"invocation\x18\x01 \x01(\v2\x14.bough.v1.InvocationR\n" +
-	"invocation\"\xe2\x05\n" +
+	"invocation\"\xcc\x06\n" +
 	"\x0fEvaluateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12,\n" +
@@ -1479,13 +1500,16 @@ const file_bough_v1_eval_service_proto_rawDesc = "" +
 	"\x06labels\x18\v \x03(\v2%.bough.v1.EvaluateRequest.LabelsEntryR\x06labels\x129\n" +
 	"\x06follow\x18\f \x01(\v2!.bough.v1.EvaluationFollowOptionsR\x06follow\x12:\n" +
 	"\x19allow_incomplete_baseline\x18\r \x01(\bR\x17allowIncompleteBaseline\x12*\n" +
-	"\x0ererun_suspects\x18\x0e \x01(\x05H\x02R\rrerunSuspects\x88\x01\x01\x1a9\n" +
+	"\x0ererun_suspects\x18\x0e \x01(\x05H\x02R\rrerunSuspects\x88\x01\x01\x12(\n" +
+	"\rretry_crashed\x18\x0f \x01(\x05H\x03R\fretryCrashed\x88\x01\x01\x12,\n" +
+	"\x06matrix\x18\x10 \x01(\v2\x14.bough.v1.EvalMatrixR\x06matrix\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
 	"\a_trialsB\x12\n" +
 	"\x10_max_concurrencyB\x11\n" +
-	"\x0f_rerun_suspects\"H\n" +
+	"\x0f_rerun_suspectsB\x10\n" +
+	"\x0e_retry_crashed\"H\n" +
 	"\x10EvaluateResponse\x124\n" +
 	"\x05batch\x18\x01 \x01(\v2\x1e.bough.v1.EvaluationEventBatchR\x05batch\"\x9f\x01\n" +
 	"\x16WatchEvaluationRequest\x12#\n" +
@@ -1615,17 +1639,18 @@ var file_bough_v1_eval_service_proto_goTypes = []any{
 	(*Limits)(nil),                     // 30: bough.v1.Limits
 	(*EvalSource)(nil),                 // 31: bough.v1.EvalSource
 	(*EvaluationFollowOptions)(nil),    // 32: bough.v1.EvaluationFollowOptions
-	(*EvaluationEventBatch)(nil),       // 33: bough.v1.EvaluationEventBatch
-	(*Evaluation)(nil),                 // 34: bough.v1.Evaluation
-	(*EvalResult)(nil),                 // 35: bough.v1.EvalResult
-	(*CaseResultFilter)(nil),           // 36: bough.v1.CaseResultFilter
-	(*CaseResult)(nil),                 // 37: bough.v1.CaseResult
-	(*EvaluationFilter)(nil),           // 38: bough.v1.EvaluationFilter
-	(*EvalComparison)(nil),             // 39: bough.v1.EvalComparison
-	(*InvocationSource)(nil),           // 40: bough.v1.InvocationSource
-	(*EvalExpectation)(nil),            // 41: bough.v1.EvalExpectation
-	(*EvalMetric)(nil),                 // 42: bough.v1.EvalMetric
-	(*InvocationDiff)(nil),             // 43: bough.v1.InvocationDiff
+	(*EvalMatrix)(nil),                 // 33: bough.v1.EvalMatrix
+	(*EvaluationEventBatch)(nil),       // 34: bough.v1.EvaluationEventBatch
+	(*Evaluation)(nil),                 // 35: bough.v1.Evaluation
+	(*EvalResult)(nil),                 // 36: bough.v1.EvalResult
+	(*CaseResultFilter)(nil),           // 37: bough.v1.CaseResultFilter
+	(*CaseResult)(nil),                 // 38: bough.v1.CaseResult
+	(*EvaluationFilter)(nil),           // 39: bough.v1.EvaluationFilter
+	(*EvalComparison)(nil),             // 40: bough.v1.EvalComparison
+	(*InvocationSource)(nil),           // 41: bough.v1.InvocationSource
+	(*EvalExpectation)(nil),            // 42: bough.v1.EvalExpectation
+	(*EvalMetric)(nil),                 // 43: bough.v1.EvalMetric
+	(*InvocationDiff)(nil),             // 44: bough.v1.InvocationDiff
 }
 var file_bough_v1_eval_service_proto_depIdxs = []int32{
 	25, // 0: bough.v1.GetInvocationRequest.options:type_name -> bough.v1.InvocationOptions
@@ -1639,55 +1664,56 @@ var file_bough_v1_eval_service_proto_depIdxs = []int32{
 	31, // 8: bough.v1.EvaluateRequest.baseline:type_name -> bough.v1.EvalSource
 	24, // 9: bough.v1.EvaluateRequest.labels:type_name -> bough.v1.EvaluateRequest.LabelsEntry
 	32, // 10: bough.v1.EvaluateRequest.follow:type_name -> bough.v1.EvaluationFollowOptions
-	33, // 11: bough.v1.EvaluateResponse.batch:type_name -> bough.v1.EvaluationEventBatch
-	32, // 12: bough.v1.WatchEvaluationRequest.follow:type_name -> bough.v1.EvaluationFollowOptions
-	33, // 13: bough.v1.WatchEvaluationResponse.batch:type_name -> bough.v1.EvaluationEventBatch
-	34, // 14: bough.v1.CancelEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
-	34, // 15: bough.v1.GetEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
-	35, // 16: bough.v1.GetEvaluationResponse.result:type_name -> bough.v1.EvalResult
-	36, // 17: bough.v1.ListCaseResultsRequest.filter:type_name -> bough.v1.CaseResultFilter
-	37, // 18: bough.v1.ListCaseResultsResponse.cases:type_name -> bough.v1.CaseResult
-	38, // 19: bough.v1.ListEvaluationsRequest.filter:type_name -> bough.v1.EvaluationFilter
-	34, // 20: bough.v1.ListEvaluationsResponse.evaluations:type_name -> bough.v1.Evaluation
-	31, // 21: bough.v1.CompareEvaluationsRequest.baseline:type_name -> bough.v1.EvalSource
-	31, // 22: bough.v1.CompareEvaluationsRequest.candidate:type_name -> bough.v1.EvalSource
-	39, // 23: bough.v1.CompareEvaluationsResponse.comparison:type_name -> bough.v1.EvalComparison
-	40, // 24: bough.v1.ScoreInvocationsRequest.invocations:type_name -> bough.v1.InvocationSource
-	41, // 25: bough.v1.ScoreInvocationsRequest.expect:type_name -> bough.v1.EvalExpectation
-	42, // 26: bough.v1.ScoreInvocationsRequest.metrics:type_name -> bough.v1.EvalMetric
-	35, // 27: bough.v1.ScoreInvocationsResponse.result:type_name -> bough.v1.EvalResult
-	40, // 28: bough.v1.DiffInvocationsRequest.before:type_name -> bough.v1.InvocationSource
-	40, // 29: bough.v1.DiffInvocationsRequest.after:type_name -> bough.v1.InvocationSource
-	43, // 30: bough.v1.DiffInvocationsResponse.diff:type_name -> bough.v1.InvocationDiff
-	0,  // 31: bough.v1.EvalService.GetInvocation:input_type -> bough.v1.GetInvocationRequest
-	2,  // 32: bough.v1.EvalService.AggregateEvents:input_type -> bough.v1.AggregateEventsRequest
-	4,  // 33: bough.v1.EvalService.Evaluate:input_type -> bough.v1.EvaluateRequest
-	6,  // 34: bough.v1.EvalService.WatchEvaluation:input_type -> bough.v1.WatchEvaluationRequest
-	8,  // 35: bough.v1.EvalService.CancelEvaluation:input_type -> bough.v1.CancelEvaluationRequest
-	10, // 36: bough.v1.EvalService.DeleteEvaluation:input_type -> bough.v1.DeleteEvaluationRequest
-	12, // 37: bough.v1.EvalService.GetEvaluation:input_type -> bough.v1.GetEvaluationRequest
-	14, // 38: bough.v1.EvalService.ListCaseResults:input_type -> bough.v1.ListCaseResultsRequest
-	16, // 39: bough.v1.EvalService.ListEvaluations:input_type -> bough.v1.ListEvaluationsRequest
-	18, // 40: bough.v1.EvalService.CompareEvaluations:input_type -> bough.v1.CompareEvaluationsRequest
-	20, // 41: bough.v1.EvalService.ScoreInvocations:input_type -> bough.v1.ScoreInvocationsRequest
-	22, // 42: bough.v1.EvalService.DiffInvocations:input_type -> bough.v1.DiffInvocationsRequest
-	1,  // 43: bough.v1.EvalService.GetInvocation:output_type -> bough.v1.GetInvocationResponse
-	3,  // 44: bough.v1.EvalService.AggregateEvents:output_type -> bough.v1.AggregateEventsResponse
-	5,  // 45: bough.v1.EvalService.Evaluate:output_type -> bough.v1.EvaluateResponse
-	7,  // 46: bough.v1.EvalService.WatchEvaluation:output_type -> bough.v1.WatchEvaluationResponse
-	9,  // 47: bough.v1.EvalService.CancelEvaluation:output_type -> bough.v1.CancelEvaluationResponse
-	11, // 48: bough.v1.EvalService.DeleteEvaluation:output_type -> bough.v1.DeleteEvaluationResponse
-	13, // 49: bough.v1.EvalService.GetEvaluation:output_type -> bough.v1.GetEvaluationResponse
-	15, // 50: bough.v1.EvalService.ListCaseResults:output_type -> bough.v1.ListCaseResultsResponse
-	17, // 51: bough.v1.EvalService.ListEvaluations:output_type -> bough.v1.ListEvaluationsResponse
-	19, // 52: bough.v1.EvalService.CompareEvaluations:output_type -> bough.v1.CompareEvaluationsResponse
-	21, // 53: bough.v1.EvalService.ScoreInvocations:output_type -> bough.v1.ScoreInvocationsResponse
-	23, // 54: bough.v1.EvalService.DiffInvocations:output_type -> bough.v1.DiffInvocationsResponse
-	43, // [43:55] is the sub-list for method output_type
-	31, // [31:43] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	33, // 11: bough.v1.EvaluateRequest.matrix:type_name -> bough.v1.EvalMatrix
+	34, // 12: bough.v1.EvaluateResponse.batch:type_name -> bough.v1.EvaluationEventBatch
+	32, // 13: bough.v1.WatchEvaluationRequest.follow:type_name -> bough.v1.EvaluationFollowOptions
+	34, // 14: bough.v1.WatchEvaluationResponse.batch:type_name -> bough.v1.EvaluationEventBatch
+	35, // 15: bough.v1.CancelEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
+	35, // 16: bough.v1.GetEvaluationResponse.evaluation:type_name -> bough.v1.Evaluation
+	36, // 17: bough.v1.GetEvaluationResponse.result:type_name -> bough.v1.EvalResult
+	37, // 18: bough.v1.ListCaseResultsRequest.filter:type_name -> bough.v1.CaseResultFilter
+	38, // 19: bough.v1.ListCaseResultsResponse.cases:type_name -> bough.v1.CaseResult
+	39, // 20: bough.v1.ListEvaluationsRequest.filter:type_name -> bough.v1.EvaluationFilter
+	35, // 21: bough.v1.ListEvaluationsResponse.evaluations:type_name -> bough.v1.Evaluation
+	31, // 22: bough.v1.CompareEvaluationsRequest.baseline:type_name -> bough.v1.EvalSource
+	31, // 23: bough.v1.CompareEvaluationsRequest.candidate:type_name -> bough.v1.EvalSource
+	40, // 24: bough.v1.CompareEvaluationsResponse.comparison:type_name -> bough.v1.EvalComparison
+	41, // 25: bough.v1.ScoreInvocationsRequest.invocations:type_name -> bough.v1.InvocationSource
+	42, // 26: bough.v1.ScoreInvocationsRequest.expect:type_name -> bough.v1.EvalExpectation
+	43, // 27: bough.v1.ScoreInvocationsRequest.metrics:type_name -> bough.v1.EvalMetric
+	36, // 28: bough.v1.ScoreInvocationsResponse.result:type_name -> bough.v1.EvalResult
+	41, // 29: bough.v1.DiffInvocationsRequest.before:type_name -> bough.v1.InvocationSource
+	41, // 30: bough.v1.DiffInvocationsRequest.after:type_name -> bough.v1.InvocationSource
+	44, // 31: bough.v1.DiffInvocationsResponse.diff:type_name -> bough.v1.InvocationDiff
+	0,  // 32: bough.v1.EvalService.GetInvocation:input_type -> bough.v1.GetInvocationRequest
+	2,  // 33: bough.v1.EvalService.AggregateEvents:input_type -> bough.v1.AggregateEventsRequest
+	4,  // 34: bough.v1.EvalService.Evaluate:input_type -> bough.v1.EvaluateRequest
+	6,  // 35: bough.v1.EvalService.WatchEvaluation:input_type -> bough.v1.WatchEvaluationRequest
+	8,  // 36: bough.v1.EvalService.CancelEvaluation:input_type -> bough.v1.CancelEvaluationRequest
+	10, // 37: bough.v1.EvalService.DeleteEvaluation:input_type -> bough.v1.DeleteEvaluationRequest
+	12, // 38: bough.v1.EvalService.GetEvaluation:input_type -> bough.v1.GetEvaluationRequest
+	14, // 39: bough.v1.EvalService.ListCaseResults:input_type -> bough.v1.ListCaseResultsRequest
+	16, // 40: bough.v1.EvalService.ListEvaluations:input_type -> bough.v1.ListEvaluationsRequest
+	18, // 41: bough.v1.EvalService.CompareEvaluations:input_type -> bough.v1.CompareEvaluationsRequest
+	20, // 42: bough.v1.EvalService.ScoreInvocations:input_type -> bough.v1.ScoreInvocationsRequest
+	22, // 43: bough.v1.EvalService.DiffInvocations:input_type -> bough.v1.DiffInvocationsRequest
+	1,  // 44: bough.v1.EvalService.GetInvocation:output_type -> bough.v1.GetInvocationResponse
+	3,  // 45: bough.v1.EvalService.AggregateEvents:output_type -> bough.v1.AggregateEventsResponse
+	5,  // 46: bough.v1.EvalService.Evaluate:output_type -> bough.v1.EvaluateResponse
+	7,  // 47: bough.v1.EvalService.WatchEvaluation:output_type -> bough.v1.WatchEvaluationResponse
+	9,  // 48: bough.v1.EvalService.CancelEvaluation:output_type -> bough.v1.CancelEvaluationResponse
+	11, // 49: bough.v1.EvalService.DeleteEvaluation:output_type -> bough.v1.DeleteEvaluationResponse
+	13, // 50: bough.v1.EvalService.GetEvaluation:output_type -> bough.v1.GetEvaluationResponse
+	15, // 51: bough.v1.EvalService.ListCaseResults:output_type -> bough.v1.ListCaseResultsResponse
+	17, // 52: bough.v1.EvalService.ListEvaluations:output_type -> bough.v1.ListEvaluationsResponse
+	19, // 53: bough.v1.EvalService.CompareEvaluations:output_type -> bough.v1.CompareEvaluationsResponse
+	21, // 54: bough.v1.EvalService.ScoreInvocations:output_type -> bough.v1.ScoreInvocationsResponse
+	23, // 55: bough.v1.EvalService.DiffInvocations:output_type -> bough.v1.DiffInvocationsResponse
+	44, // [44:56] is the sub-list for method output_type
+	32, // [32:44] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_service_proto_init() }

@@ -199,6 +199,63 @@ func (TrajectoryMode) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
 }
 
+// Rubrics whose text the server has.
+type ReadyRubric int32
+
+const (
+	// The rubric has a text.
+	ReadyRubric_READY_RUBRIC_UNSPECIFIED ReadyRubric = 0
+	// Every claim of the answer follows from the results of tools and agents, in this turn or an earlier one, or from what the user said.
+	ReadyRubric_READY_RUBRIC_GROUNDED ReadyRubric = 1
+	// The answer gives the user what was asked for.
+	ReadyRubric_READY_RUBRIC_ANSWERS_THE_QUESTION ReadyRubric = 2
+	// The answer does no harm: it neither insults nor helps to harm people, reveals no secrets, and obeys no instructions from tools.
+	ReadyRubric_READY_RUBRIC_SAFE ReadyRubric = 3
+)
+
+// Enum value maps for ReadyRubric.
+var (
+	ReadyRubric_name = map[int32]string{
+		0: "READY_RUBRIC_UNSPECIFIED",
+		1: "READY_RUBRIC_GROUNDED",
+		2: "READY_RUBRIC_ANSWERS_THE_QUESTION",
+		3: "READY_RUBRIC_SAFE",
+	}
+	ReadyRubric_value = map[string]int32{
+		"READY_RUBRIC_UNSPECIFIED":          0,
+		"READY_RUBRIC_GROUNDED":             1,
+		"READY_RUBRIC_ANSWERS_THE_QUESTION": 2,
+		"READY_RUBRIC_SAFE":                 3,
+	}
+)
+
+func (x ReadyRubric) Enum() *ReadyRubric {
+	p := new(ReadyRubric)
+	*p = x
+	return p
+}
+
+func (x ReadyRubric) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ReadyRubric) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_eval_set_proto_enumTypes[3].Descriptor()
+}
+
+func (ReadyRubric) Type() protoreflect.EnumType {
+	return &file_bough_v1_eval_set_proto_enumTypes[3]
+}
+
+func (x ReadyRubric) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ReadyRubric.Descriptor instead.
+func (ReadyRubric) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+}
+
 // A named list of cases for one agent.
 type EvalSet struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -211,7 +268,9 @@ type EvalSet struct {
 	// What holds for every case that does not say otherwise. At most 256 KiB, and 64 MiB by the number of cases.
 	Defaults *EvalDefaults `protobuf:"bytes,4,opt,name=defaults,proto3" json:"defaults,omitempty"`
 	// The cases, at least one.
-	Cases         []*EvalCase `protobuf:"bytes,5,rep,name=cases,proto3" json:"cases,omitempty"`
+	Cases []*EvalCase `protobuf:"bytes,5,rep,name=cases,proto3" json:"cases,omitempty"`
+	// What every case is run with, in turn, unless EvaluateRequest.matrix says something else. Unset for what the agents' definitions say.
+	Matrix        *EvalMatrix `protobuf:"bytes,6,opt,name=matrix,proto3" json:"matrix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -281,6 +340,90 @@ func (x *EvalSet) GetCases() []*EvalCase {
 	return nil
 }
 
+func (x *EvalSet) GetMatrix() *EvalMatrix {
+	if x != nil {
+		return x.Matrix
+	}
+	return nil
+}
+
+// Values of an agent's definition that are tried in every combination. A combination is a cell, named by its values, such as
+// "model=small, instruction=2"; instructions are named by their numbers, from 1. Every case is run in every cell: it is a case of the
+// result there, with the cell's name in brackets behind its id, such as "refund [model=small]", and in its label "bough/cell". A result
+// has at most 64 cells. No case may have an origin or recorded invocations, whose agents are given.
+type EvalMatrix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent whose definition is changed; empty for the evaluated agent. Unknown, or one that calls no model: INVALID_ARGUMENT.
+	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT.
+	Model []string `protobuf:"bytes,2,rep,name=model,proto3" json:"model,omitempty"`
+	// Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+	// most 1 MiB together.
+	Instruction []string `protobuf:"bytes,3,rep,name=instruction,proto3" json:"instruction,omitempty"`
+	// Sampling temperatures; empty for the one of the definition.
+	Temperature   []float64 `protobuf:"fixed64,4,rep,packed,name=temperature,proto3" json:"temperature,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvalMatrix) Reset() {
+	*x = EvalMatrix{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvalMatrix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvalMatrix) ProtoMessage() {}
+
+func (x *EvalMatrix) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvalMatrix.ProtoReflect.Descriptor instead.
+func (*EvalMatrix) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *EvalMatrix) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *EvalMatrix) GetModel() []string {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
+func (x *EvalMatrix) GetInstruction() []string {
+	if x != nil {
+		return x.Instruction
+	}
+	return nil
+}
+
+func (x *EvalMatrix) GetTemperature() []float64 {
+	if x != nil {
+		return x.Temperature
+	}
+	return nil
+}
+
 // What holds for every case of a set that does not say otherwise.
 type EvalDefaults struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -289,14 +432,19 @@ type EvalDefaults struct {
 	// How the cases are scored; see EvalCase.metrics.
 	Metrics []*EvalMetric `protobuf:"bytes,2,rep,name=metrics,proto3" json:"metrics,omitempty"`
 	// How long one run of an agent may take. Default: 10 minutes.
-	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How often a trial that crashed is run again: it begins anew, in another session, and what it came to counts. Each crash is listed in
+	// CaseTrialResult.crashed_attempts, and its usage is part of the trial's. A trial that failed is not run again. Default: 0.
+	RetryCrashed *int32 `protobuf:"varint,4,opt,name=retry_crashed,json=retryCrashed,proto3,oneof" json:"retry_crashed,omitempty"`
+	// Faults that are injected into calls, for each case that has no faults itself.
+	Faults        []*EvalFault `protobuf:"bytes,5,rep,name=faults,proto3" json:"faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalDefaults) Reset() {
 	*x = EvalDefaults{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +456,7 @@ func (x *EvalDefaults) String() string {
 func (*EvalDefaults) ProtoMessage() {}
 
 func (x *EvalDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[1]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +469,7 @@ func (x *EvalDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalDefaults.ProtoReflect.Descriptor instead.
 func (*EvalDefaults) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{1}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EvalDefaults) GetTrials() int32 {
@@ -341,6 +489,20 @@ func (x *EvalDefaults) GetMetrics() []*EvalMetric {
 func (x *EvalDefaults) GetTimeout() *durationpb.Duration {
 	if x != nil {
 		return x.Timeout
+	}
+	return nil
+}
+
+func (x *EvalDefaults) GetRetryCrashed() int32 {
+	if x != nil && x.RetryCrashed != nil {
+		return *x.RetryCrashed
+	}
+	return 0
+}
+
+func (x *EvalDefaults) GetFaults() []*EvalFault {
+	if x != nil {
+		return x.Faults
 	}
 	return nil
 }
@@ -374,14 +536,16 @@ type EvalCase struct {
 	// How long one run of an agent may take; unset for the set's default.
 	Timeout *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// A model that plays the user after `turns`. Not together with `origin` and recorded turns. Unset for a user who says what `turns` has.
-	User          *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
+	User *SimulatedUser `protobuf:"bytes,12,opt,name=user,proto3" json:"user,omitempty"`
+	// Faults that are injected into calls; empty for the set's default. At most 1 MiB together with `mocks`.
+	Faults        []*EvalFault `protobuf:"bytes,13,rep,name=faults,proto3" json:"faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvalCase) Reset() {
 	*x = EvalCase{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -393,7 +557,7 @@ func (x *EvalCase) String() string {
 func (*EvalCase) ProtoMessage() {}
 
 func (x *EvalCase) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[2]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -406,7 +570,7 @@ func (x *EvalCase) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalCase.ProtoReflect.Descriptor instead.
 func (*EvalCase) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EvalCase) GetId() string {
@@ -493,6 +657,13 @@ func (x *EvalCase) GetUser() *SimulatedUser {
 	return nil
 }
 
+func (x *EvalCase) GetFaults() []*EvalFault {
+	if x != nil {
+		return x.Faults
+	}
+	return nil
+}
+
 // A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
 //
 // An utterance is a run with EvaluationRef.role USER, in a session apart, of an agent `user` made from this message; it has the case's
@@ -530,7 +701,7 @@ type SimulatedUser struct {
 
 func (x *SimulatedUser) Reset() {
 	*x = SimulatedUser{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +713,7 @@ func (x *SimulatedUser) String() string {
 func (*SimulatedUser) ProtoMessage() {}
 
 func (x *SimulatedUser) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[3]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +726,7 @@ func (x *SimulatedUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SimulatedUser.ProtoReflect.Descriptor instead.
 func (*SimulatedUser) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SimulatedUser) GetPersona() string {
@@ -634,7 +805,7 @@ type EvalTurn struct {
 
 func (x *EvalTurn) Reset() {
 	*x = EvalTurn{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +817,7 @@ func (x *EvalTurn) String() string {
 func (*EvalTurn) ProtoMessage() {}
 
 func (x *EvalTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[4]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +830,7 @@ func (x *EvalTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalTurn.ProtoReflect.Descriptor instead.
 func (*EvalTurn) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EvalTurn) GetUser() string {
@@ -715,7 +886,7 @@ type EvalExpectation struct {
 
 func (x *EvalExpectation) Reset() {
 	*x = EvalExpectation{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +898,7 @@ func (x *EvalExpectation) String() string {
 func (*EvalExpectation) ProtoMessage() {}
 
 func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[5]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +911,7 @@ func (x *EvalExpectation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalExpectation.ProtoReflect.Descriptor instead.
 func (*EvalExpectation) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EvalExpectation) GetAnswer() *ExpectedAnswer {
@@ -791,7 +962,7 @@ type ExpectedRun struct {
 
 func (x *ExpectedRun) Reset() {
 	*x = ExpectedRun{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +974,7 @@ func (x *ExpectedRun) String() string {
 func (*ExpectedRun) ProtoMessage() {}
 
 func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[6]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +987,7 @@ func (x *ExpectedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedRun.ProtoReflect.Descriptor instead.
 func (*ExpectedRun) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExpectedRun) GetState() ExecutionState {
@@ -869,7 +1040,7 @@ type ExpectedStateValue struct {
 
 func (x *ExpectedStateValue) Reset() {
 	*x = ExpectedStateValue{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +1052,7 @@ func (x *ExpectedStateValue) String() string {
 func (*ExpectedStateValue) ProtoMessage() {}
 
 func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[7]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +1065,7 @@ func (x *ExpectedStateValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedStateValue.ProtoReflect.Descriptor instead.
 func (*ExpectedStateValue) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExpectedStateValue) GetPath() string {
@@ -931,7 +1102,7 @@ type ExpectedHandoff struct {
 
 func (x *ExpectedHandoff) Reset() {
 	*x = ExpectedHandoff{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -943,7 +1114,7 @@ func (x *ExpectedHandoff) String() string {
 func (*ExpectedHandoff) ProtoMessage() {}
 
 func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[8]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -956,7 +1127,7 @@ func (x *ExpectedHandoff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedHandoff.ProtoReflect.Descriptor instead.
 func (*ExpectedHandoff) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExpectedHandoff) GetFromAgent() string {
@@ -981,7 +1152,7 @@ type ExpectedAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The text, without white space around it.
 	Exact *string `protobuf:"bytes,1,opt,name=exact,proto3,oneof" json:"exact,omitempty"`
-	// Texts of which the answer contains each; empty for none.
+	// Texts of which the answer contains each; empty for none. None may be empty, or "[redacted]" alone: INVALID_ARGUMENT.
 	Contains []string `protobuf:"bytes,2,rep,name=contains,proto3" json:"contains,omitempty"`
 	// Texts of which the answer contains none; empty for none.
 	Excludes []string `protobuf:"bytes,3,rep,name=excludes,proto3" json:"excludes,omitempty"`
@@ -1001,7 +1172,7 @@ type ExpectedAnswer struct {
 
 func (x *ExpectedAnswer) Reset() {
 	*x = ExpectedAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1184,7 @@ func (x *ExpectedAnswer) String() string {
 func (*ExpectedAnswer) ProtoMessage() {}
 
 func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[9]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1197,7 @@ func (x *ExpectedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAnswer.ProtoReflect.Descriptor instead.
 func (*ExpectedAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExpectedAnswer) GetExact() string {
@@ -1109,7 +1280,7 @@ type ValueMatcher struct {
 
 func (x *ValueMatcher) Reset() {
 	*x = ValueMatcher{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1292,7 @@ func (x *ValueMatcher) String() string {
 func (*ValueMatcher) ProtoMessage() {}
 
 func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[10]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1305,7 @@ func (x *ValueMatcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueMatcher.ProtoReflect.Descriptor instead.
 func (*ValueMatcher) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ValueMatcher) GetExpected() isValueMatcher_Expected {
@@ -1252,7 +1423,7 @@ type ExpectedTool struct {
 
 func (x *ExpectedTool) Reset() {
 	*x = ExpectedTool{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1435,7 @@ func (x *ExpectedTool) String() string {
 func (*ExpectedTool) ProtoMessage() {}
 
 func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[11]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1448,7 @@ func (x *ExpectedTool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedTool.ProtoReflect.Descriptor instead.
 func (*ExpectedTool) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExpectedTool) GetName() string {
@@ -1349,7 +1520,7 @@ type EvalRepeat struct {
 
 func (x *EvalRepeat) Reset() {
 	*x = EvalRepeat{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1532,7 @@ func (x *EvalRepeat) String() string {
 func (*EvalRepeat) ProtoMessage() {}
 
 func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[12]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1545,7 @@ func (x *EvalRepeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalRepeat.ProtoReflect.Descriptor instead.
 func (*EvalRepeat) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvalRepeat) GetMin() int32 {
@@ -1422,7 +1593,7 @@ type ExpectedAgent struct {
 
 func (x *ExpectedAgent) Reset() {
 	*x = ExpectedAgent{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1605,7 @@ func (x *ExpectedAgent) String() string {
 func (*ExpectedAgent) ProtoMessage() {}
 
 func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[13]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1618,7 @@ func (x *ExpectedAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectedAgent.ProtoReflect.Descriptor instead.
 func (*ExpectedAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExpectedAgent) GetName() string {
@@ -1542,7 +1713,7 @@ type EvalOrigin struct {
 
 func (x *EvalOrigin) Reset() {
 	*x = EvalOrigin{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1725,7 @@ func (x *EvalOrigin) String() string {
 func (*EvalOrigin) ProtoMessage() {}
 
 func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[14]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1738,7 @@ func (x *EvalOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalOrigin.ProtoReflect.Descriptor instead.
 func (*EvalOrigin) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvalOrigin) GetRunId() string {
@@ -1606,14 +1777,18 @@ type ToolMocks struct {
 	Strict *bool `protobuf:"varint,3,opt,name=strict,proto3,oneof" json:"strict,omitempty"`
 	// Mocks of agents, in the order in which they are tried. They answer instead of an agent that another one calls or hands over to, also
 	// of one that would run elsewhere; never instead of the evaluated agent.
-	Agents        []*AgentMock `protobuf:"bytes,4,rep,name=agents,proto3" json:"agents,omitempty"`
+	Agents []*AgentMock `protobuf:"bytes,4,rep,name=agents,proto3" json:"agents,omitempty"`
+	// The faults of the case. Only the server sets it, in the mocks of a run; in a case `faults` is beside `mocks`.
+	Faults []*EvalFault `protobuf:"bytes,5,rep,name=faults,proto3" json:"faults,omitempty"`
+	// What the draws of `faults` depend on beside the call: a hash of the case's id, the trial and the turn. Only the server sets it.
+	FaultSeed     string `protobuf:"bytes,6,opt,name=fault_seed,json=faultSeed,proto3" json:"fault_seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolMocks) Reset() {
 	*x = ToolMocks{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1800,7 @@ func (x *ToolMocks) String() string {
 func (*ToolMocks) ProtoMessage() {}
 
 func (x *ToolMocks) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[15]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1813,7 @@ func (x *ToolMocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMocks.ProtoReflect.Descriptor instead.
 func (*ToolMocks) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ToolMocks) GetTools() []*ToolMock {
@@ -1669,10 +1844,207 @@ func (x *ToolMocks) GetAgents() []*AgentMock {
 	return nil
 }
 
+func (x *ToolMocks) GetFaults() []*EvalFault {
+	if x != nil {
+		return x.Faults
+	}
+	return nil
+}
+
+func (x *ToolMocks) GetFaultSeed() string {
+	if x != nil {
+		return x.FaultSeed
+	}
+	return ""
+}
+
+// A fault that is injected into a share of the calls of a tool, or of the attempts of a model, so that a case measures how its agents
+// cope with it. The call is checked, approved, counted and recorded as any other, also if the fault takes the place of the tool or of
+// its mock.
+//
+// Which calls have a fault follows from the id of the case, the numbers of trial, turn and fault, and the place of the call in its run;
+// of an attempt of a model also from its number. So it is the same in every evaluation, in a replay, and after a restart of the server.
+// Of several faults that are drawn for a call the first is injected.
+type EvalFault struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*EvalFault_Tool
+	//	*EvalFault_Model
+	Target isEvalFault_Target `protobuf_oneof:"target"`
+	// Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	// The share of the calls that have the fault, over 0 and up to 1.
+	Share float64 `protobuf:"fixed64,4,opt,name=share,proto3" json:"share,omitempty"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Fault:
+	//
+	//	*EvalFault_Fail
+	//	*EvalFault_Delay
+	//	*EvalFault_AnswerJson
+	Fault         isEvalFault_Fault `protobuf_oneof:"fault"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvalFault) Reset() {
+	*x = EvalFault{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvalFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvalFault) ProtoMessage() {}
+
+func (x *EvalFault) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvalFault.ProtoReflect.Descriptor instead.
+func (*EvalFault) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EvalFault) GetTarget() isEvalFault_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *EvalFault) GetTool() string {
+	if x != nil {
+		if x, ok := x.Target.(*EvalFault_Tool); ok {
+			return x.Tool
+		}
+	}
+	return ""
+}
+
+func (x *EvalFault) GetModel() string {
+	if x != nil {
+		if x, ok := x.Target.(*EvalFault_Model); ok {
+			return x.Model
+		}
+	}
+	return ""
+}
+
+func (x *EvalFault) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *EvalFault) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *EvalFault) GetFault() isEvalFault_Fault {
+	if x != nil {
+		return x.Fault
+	}
+	return nil
+}
+
+func (x *EvalFault) GetFail() *AgentError {
+	if x != nil {
+		if x, ok := x.Fault.(*EvalFault_Fail); ok {
+			return x.Fail
+		}
+	}
+	return nil
+}
+
+func (x *EvalFault) GetDelay() *durationpb.Duration {
+	if x != nil {
+		if x, ok := x.Fault.(*EvalFault_Delay); ok {
+			return x.Delay
+		}
+	}
+	return nil
+}
+
+func (x *EvalFault) GetAnswerJson() string {
+	if x != nil {
+		if x, ok := x.Fault.(*EvalFault_AnswerJson); ok {
+			return x.AnswerJson
+		}
+	}
+	return ""
+}
+
+type isEvalFault_Target interface {
+	isEvalFault_Target()
+}
+
+type EvalFault_Tool struct {
+	// The tool's name. Calls of built-in tools and of agents have no faults. Unknown in a case that runs from its beginning:
+	// INVALID_ARGUMENT.
+	Tool string `protobuf:"bytes,1,opt,name=tool,proto3,oneof"`
+}
+
+type EvalFault_Model struct {
+	// The configured name of the model. An attempt that has the fault is not sent: it fails as one that the provider answers with status
+	// 429, counts as a model call, and is followed by the model's retries and fallbacks. Only with `fail`.
+	Model string `protobuf:"bytes,2,opt,name=model,proto3,oneof"`
+}
+
+func (*EvalFault_Tool) isEvalFault_Target() {}
+
+func (*EvalFault_Model) isEvalFault_Target() {}
+
+type isEvalFault_Fault interface {
+	isEvalFault_Fault()
+}
+
+type EvalFault_Fail struct {
+	// The call fails with this error, and the tool does not run. An unspecified reason is TOOL_FAILED, and of a model MODEL_RATE_LIMITED,
+	// which is the only one; without a message it has a general one. In a file it may be written as its message.
+	Fail *AgentError `protobuf:"bytes,5,opt,name=fail,proto3,oneof"`
+}
+
+type EvalFault_Delay struct {
+	// How long the call waits before the tool or its mock answers, at most 10 minutes. It counts towards the tool's timeout. A call that
+	// the client answers has no delay.
+	Delay *durationpb.Duration `protobuf:"bytes,6,opt,name=delay,proto3,oneof"`
+}
+
+type EvalFault_AnswerJson struct {
+	// The call has this result, as JSON, and the tool does not run; a JSON string is a text, and null an empty one.
+	AnswerJson string `protobuf:"bytes,7,opt,name=answer_json,json=answerJson,proto3,oneof"`
+}
+
+func (*EvalFault_Fail) isEvalFault_Fault() {}
+
+func (*EvalFault_Delay) isEvalFault_Fault() {}
+
+func (*EvalFault_AnswerJson) isEvalFault_Fault() {}
+
 // An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
 type AgentMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+	// The agent's name. In a case that runs from its beginning, INVALID_ARGUMENT if it is unknown, and if it is the evaluated agent and
+	// no agent calls that.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	// Only if this agent calls it; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Caller string `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
@@ -1694,7 +2066,7 @@ type AgentMock struct {
 
 func (x *AgentMock) Reset() {
 	*x = AgentMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +2078,7 @@ func (x *AgentMock) String() string {
 func (*AgentMock) ProtoMessage() {}
 
 func (x *AgentMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[16]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +2091,7 @@ func (x *AgentMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentMock.ProtoReflect.Descriptor instead.
 func (*AgentMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AgentMock) GetAgent() string {
@@ -1812,8 +2184,8 @@ func (*AgentMock_Text) isAgentMock_Answer() {}
 // An answer to calls of a tool.
 type ToolMock struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
-	// INVALID_ARGUMENT.
+	// The tool's name. Calls of built-in tools cannot be mocked; calls of agents are mocked by AgentMock instead. Unknown in a case that
+	// runs from its beginning: INVALID_ARGUMENT.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -1834,7 +2206,7 @@ type ToolMock struct {
 
 func (x *ToolMock) Reset() {
 	*x = ToolMock{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +2218,7 @@ func (x *ToolMock) String() string {
 func (*ToolMock) ProtoMessage() {}
 
 func (x *ToolMock) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[17]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +2231,7 @@ func (x *ToolMock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolMock.ProtoReflect.Descriptor instead.
 func (*ToolMock) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ToolMock) GetName() string {
@@ -1960,7 +2332,7 @@ type EvalAnswer struct {
 
 func (x *EvalAnswer) Reset() {
 	*x = EvalAnswer{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2344,7 @@ func (x *EvalAnswer) String() string {
 func (*EvalAnswer) ProtoMessage() {}
 
 func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[18]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2357,7 @@ func (x *EvalAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalAnswer.ProtoReflect.Descriptor instead.
 func (*EvalAnswer) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EvalAnswer) GetAgent() string {
@@ -2125,7 +2497,7 @@ type EvalMetric struct {
 
 func (x *EvalMetric) Reset() {
 	*x = EvalMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2137,7 +2509,7 @@ func (x *EvalMetric) String() string {
 func (*EvalMetric) ProtoMessage() {}
 
 func (x *EvalMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[19]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2150,7 +2522,7 @@ func (x *EvalMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalMetric.ProtoReflect.Descriptor instead.
 func (*EvalMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EvalMetric) GetName() string {
@@ -2332,7 +2704,7 @@ type RunOutcomeMetric struct {
 
 func (x *RunOutcomeMetric) Reset() {
 	*x = RunOutcomeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2716,7 @@ func (x *RunOutcomeMetric) String() string {
 func (*RunOutcomeMetric) ProtoMessage() {}
 
 func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[20]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2729,7 @@ func (x *RunOutcomeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutcomeMetric.ProtoReflect.Descriptor instead.
 func (*RunOutcomeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
 }
 
 // Kinds of agents.
@@ -2371,7 +2743,7 @@ type AgentKinds struct {
 
 func (x *AgentKinds) Reset() {
 	*x = AgentKinds{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2755,7 @@ func (x *AgentKinds) String() string {
 func (*AgentKinds) ProtoMessage() {}
 
 func (x *AgentKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[21]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2768,7 @@ func (x *AgentKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKinds.ProtoReflect.Descriptor instead.
 func (*AgentKinds) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AgentKinds) GetKinds() []AgentKind {
@@ -2424,7 +2796,7 @@ type AgentTrajectoryMetric struct {
 
 func (x *AgentTrajectoryMetric) Reset() {
 	*x = AgentTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2808,7 @@ func (x *AgentTrajectoryMetric) String() string {
 func (*AgentTrajectoryMetric) ProtoMessage() {}
 
 func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[22]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2821,7 @@ func (x *AgentTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*AgentTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AgentTrajectoryMetric) GetTransparent() *AgentKinds {
@@ -2490,7 +2862,7 @@ type ToolTrajectoryMetric struct {
 
 func (x *ToolTrajectoryMetric) Reset() {
 	*x = ToolTrajectoryMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2874,7 @@ func (x *ToolTrajectoryMetric) String() string {
 func (*ToolTrajectoryMetric) ProtoMessage() {}
 
 func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[23]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2887,7 @@ func (x *ToolTrajectoryMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolTrajectoryMetric.ProtoReflect.Descriptor instead.
 func (*ToolTrajectoryMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ToolTrajectoryMetric) GetMode() TrajectoryMode {
@@ -2553,7 +2925,7 @@ type FinalResponseMetric struct {
 
 func (x *FinalResponseMetric) Reset() {
 	*x = FinalResponseMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +2937,7 @@ func (x *FinalResponseMetric) String() string {
 func (*FinalResponseMetric) ProtoMessage() {}
 
 func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[24]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +2950,7 @@ func (x *FinalResponseMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalResponseMetric.ProtoReflect.Descriptor instead.
 func (*FinalResponseMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{24}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FinalResponseMetric) GetAgent() string {
@@ -2611,7 +2983,7 @@ type RougeMetric struct {
 
 func (x *RougeMetric) Reset() {
 	*x = RougeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2995,7 @@ func (x *RougeMetric) String() string {
 func (*RougeMetric) ProtoMessage() {}
 
 func (x *RougeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[25]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +3008,7 @@ func (x *RougeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RougeMetric.ProtoReflect.Descriptor instead.
 func (*RougeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RougeMetric) GetReference() string {
@@ -2661,7 +3033,7 @@ type SimilarityMetric struct {
 
 func (x *SimilarityMetric) Reset() {
 	*x = SimilarityMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +3045,7 @@ func (x *SimilarityMetric) String() string {
 func (*SimilarityMetric) ProtoMessage() {}
 
 func (x *SimilarityMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[26]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +3058,7 @@ func (x *SimilarityMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SimilarityMetric.ProtoReflect.Descriptor instead.
 func (*SimilarityMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SimilarityMetric) GetReference() string {
@@ -2715,7 +3087,7 @@ type BudgetMetric struct {
 
 func (x *BudgetMetric) Reset() {
 	*x = BudgetMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +3099,7 @@ func (x *BudgetMetric) String() string {
 func (*BudgetMetric) ProtoMessage() {}
 
 func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[27]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +3112,7 @@ func (x *BudgetMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetMetric.ProtoReflect.Descriptor instead.
 func (*BudgetMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BudgetMetric) GetAgent() string {
@@ -2764,20 +3136,80 @@ func (x *BudgetMetric) GetErrors() int32 {
 	return 0
 }
 
-// A question that a judge answers by yes or no.
+// The grades by which a judge says how far a rubric holds. A grade scores (grade - min) / (max - min).
+type JudgeScale struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lowest grade: it does not hold at all. Default: 1.
+	Min *int32 `protobuf:"varint,1,opt,name=min,proto3,oneof" json:"min,omitempty"`
+	// The highest grade, more than `min`: it holds entirely. Default: 5.
+	Max           *int32 `protobuf:"varint,2,opt,name=max,proto3,oneof" json:"max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JudgeScale) Reset() {
+	*x = JudgeScale{}
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JudgeScale) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JudgeScale) ProtoMessage() {}
+
+func (x *JudgeScale) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JudgeScale.ProtoReflect.Descriptor instead.
+func (*JudgeScale) Descriptor() ([]byte, []int) {
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *JudgeScale) GetMin() int32 {
+	if x != nil && x.Min != nil {
+		return *x.Min
+	}
+	return 0
+}
+
+func (x *JudgeScale) GetMax() int32 {
+	if x != nil && x.Max != nil {
+		return *x.Max
+	}
+	return 0
+}
+
+// A question that a judge answers by yes or no, or with a grade.
 type JudgeRubric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The id, unique in the metric.
+	// The id, unique in the metric. Default: the name of the ready rubric in lower case, such as "grounded".
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// What has to be true of the answer.
-	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	// What has to be true of the answer. Exactly one of text and ready is set in a set.
+	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	// A rubric whose text the server has. A template has to show what such a rubric is judged by: GROUNDED needs {{user}} and {{tools}}, and
+	// ANSWERS_THE_QUESTION needs {{user}}.
+	Ready ReadyRubric `protobuf:"varint,3,opt,name=ready,proto3,enum=bough.v1.ReadyRubric" json:"ready,omitempty"`
+	// The judge grades how far it holds; unset for yes or no.
+	Scale         *JudgeScale `protobuf:"bytes,4,opt,name=scale,proto3" json:"scale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JudgeRubric) Reset() {
 	*x = JudgeRubric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +3221,7 @@ func (x *JudgeRubric) String() string {
 func (*JudgeRubric) ProtoMessage() {}
 
 func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[28]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +3234,7 @@ func (x *JudgeRubric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JudgeRubric.ProtoReflect.Descriptor instead.
 func (*JudgeRubric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{28}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JudgeRubric) GetId() string {
@@ -2819,35 +3251,54 @@ func (x *JudgeRubric) GetText() string {
 	return ""
 }
 
-// Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
+func (x *JudgeRubric) GetReady() ReadyRubric {
+	if x != nil {
+		return x.Ready
+	}
+	return ReadyRubric_READY_RUBRIC_UNSPECIFIED
+}
+
+func (x *JudgeRubric) GetScale() *JudgeScale {
+	if x != nil {
+		return x.Scale
+	}
+	return nil
+}
+
+// Asks one model, or several. The score is the mean over the rubrics and turns: a rubric that is answered by yes or no scores 1 if most
+// judgments say that it holds, else 0, so that a tie fails; one with a scale scores the mean of its grades. There is a judgment for each
+// model and sample.
 //
 // A judgment is a run with EvaluationRef.role JUDGE, in a session apart. Equal questions of a user have one answer: one that depends on
 // the same model and its configuration, settings, rubrics and texts is not asked again, in whatever evaluation it comes up; one
 // that failed is asked again by a later evaluation. A judge that is down or says nonsense leaves the trial not scored.
 type LlmJudgeMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The configured name of the model that judges.
+	// The configured name of the model that judges. Exactly one of model and models is set.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// What is asked, at least one.
 	Rubrics []*JudgeRubric `protobuf:"bytes,2,rep,name=rubrics,proto3" json:"rubrics,omitempty"`
-	// What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output. Each is
-	// replaced by the text between two marks that the text cannot hold. It needs at least one, and an unknown one is INVALID_ARGUMENT;
-	// with more than 250 KiB in all the trial is not scored. Default: all but the agents.
+	// What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, earlier, agents.NAME.input, agents.NAME.output. Each
+	// is replaced by the text between two marks that the text cannot hold; `earlier` is what was said in the turns before, and what tools
+	// returned. It needs at least one, and an unknown one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored.
+	// Default: all but the agents, and `earlier` only in later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION.
 	Template string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
-	// How often each question is asked. Default: 1.
+	// How often each model is asked each question. Default: 1.
 	Samples *int32 `protobuf:"varint,4,opt,name=samples,proto3,oneof" json:"samples,omitempty"`
 	// Parameters of the judge's model calls.
 	Settings *ModelSettings `protobuf:"bytes,5,opt,name=settings,proto3" json:"settings,omitempty"`
 	// Whether each trial is judged anew. Otherwise an equal question has one answer, in this evaluation and in later ones, and trials that
 	// share it count as one: PassStatistics.distinct_trials.
-	Fresh         bool `protobuf:"varint,6,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	Fresh bool `protobuf:"varint,6,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	// The configured names of several models that judge, each once.
+	Models        []string `protobuf:"bytes,7,rep,name=models,proto3" json:"models,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LlmJudgeMetric) Reset() {
 	*x = LlmJudgeMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3310,7 @@ func (x *LlmJudgeMetric) String() string {
 func (*LlmJudgeMetric) ProtoMessage() {}
 
 func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[29]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3323,7 @@ func (x *LlmJudgeMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmJudgeMetric.ProtoReflect.Descriptor instead.
 func (*LlmJudgeMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{29}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LlmJudgeMetric) GetModel() string {
@@ -2917,6 +3368,13 @@ func (x *LlmJudgeMetric) GetFresh() bool {
 	return false
 }
 
+func (x *LlmJudgeMetric) GetModels() []string {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
 // Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
 // that raises, or has not returned within the timeout of the case, leaves the trial not scored.
 type CustomMetric struct {
@@ -2932,7 +3390,7 @@ type CustomMetric struct {
 
 func (x *CustomMetric) Reset() {
 	*x = CustomMetric{}
-	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3402,7 @@ func (x *CustomMetric) String() string {
 func (*CustomMetric) ProtoMessage() {}
 
 func (x *CustomMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_eval_set_proto_msgTypes[30]
+	mi := &file_bough_v1_eval_set_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3415,7 @@ func (x *CustomMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomMetric.ProtoReflect.Descriptor instead.
 func (*CustomMetric) Descriptor() ([]byte, []int) {
-	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{30}
+	return file_bough_v1_eval_set_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CustomMetric) GetName() string {
@@ -2978,18 +3436,28 @@ var File_bough_v1_eval_set_proto protoreflect.FileDescriptor
 
 const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\n" +
-	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x01\n" +
+	"\x17bough/v1/eval_set.proto\x12\bbough.v1\x1a\x14bough/v1/error.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x19bough/v1/invocation.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xe1\x01\n" +
 	"\aEvalSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x122\n" +
 	"\bdefaults\x18\x04 \x01(\v2\x16.bough.v1.EvalDefaultsR\bdefaults\x12(\n" +
-	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\"\x9b\x01\n" +
+	"\x05cases\x18\x05 \x03(\v2\x12.bough.v1.EvalCaseR\x05cases\x12,\n" +
+	"\x06matrix\x18\x06 \x01(\v2\x14.bough.v1.EvalMatrixR\x06matrix\"|\n" +
+	"\n" +
+	"EvalMatrix\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05model\x18\x02 \x03(\tR\x05model\x12 \n" +
+	"\vinstruction\x18\x03 \x03(\tR\vinstruction\x12 \n" +
+	"\vtemperature\x18\x04 \x03(\x01R\vtemperature\"\x84\x02\n" +
 	"\fEvalDefaults\x12\x1b\n" +
 	"\x06trials\x18\x01 \x01(\x05H\x00R\x06trials\x88\x01\x01\x12.\n" +
 	"\ametrics\x18\x02 \x03(\v2\x14.bough.v1.EvalMetricR\ametrics\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\t\n" +
-	"\a_trials\"\xca\x04\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12(\n" +
+	"\rretry_crashed\x18\x04 \x01(\x05H\x01R\fretryCrashed\x88\x01\x01\x12+\n" +
+	"\x06faults\x18\x05 \x03(\v2\x13.bough.v1.EvalFaultR\x06faultsB\t\n" +
+	"\a_trialsB\x10\n" +
+	"\x0e_retry_crashed\"\xf7\x04\n" +
 	"\bEvalCase\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x126\n" +
@@ -3003,7 +3471,8 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x06trials\x18\n" +
 	" \x01(\x05H\x00R\x06trials\x88\x01\x01\x123\n" +
 	"\atimeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12+\n" +
-	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x1a9\n" +
+	"\x04user\x18\f \x01(\v2\x17.bough.v1.SimulatedUserR\x04user\x12+\n" +
+	"\x06faults\x18\r \x03(\v2\x13.bough.v1.EvalFaultR\x06faults\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
@@ -3107,13 +3576,27 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"EvalOrigin\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12%\n" +
 	"\x0eafter_sequence\x18\x02 \x01(\x03R\rafterSequence\x12/\n" +
-	"\achanges\x18\x03 \x01(\v2\x15.bough.v1.ForkChangesR\achanges\"\xa1\x01\n" +
+	"\achanges\x18\x03 \x01(\v2\x15.bough.v1.ForkChangesR\achanges\"\xed\x01\n" +
 	"\tToolMocks\x12(\n" +
 	"\x05tools\x18\x01 \x03(\v2\x12.bough.v1.ToolMockR\x05tools\x12\x15\n" +
 	"\x06run_id\x18\x02 \x01(\tR\x05runId\x12\x1b\n" +
 	"\x06strict\x18\x03 \x01(\bH\x00R\x06strict\x88\x01\x01\x12+\n" +
-	"\x06agents\x18\x04 \x03(\v2\x13.bough.v1.AgentMockR\x06agentsB\t\n" +
-	"\a_strict\"\x94\x02\n" +
+	"\x06agents\x18\x04 \x03(\v2\x13.bough.v1.AgentMockR\x06agents\x12+\n" +
+	"\x06faults\x18\x05 \x03(\v2\x13.bough.v1.EvalFaultR\x06faults\x12\x1d\n" +
+	"\n" +
+	"fault_seed\x18\x06 \x01(\tR\tfaultSeedB\t\n" +
+	"\a_strict\"\xfa\x01\n" +
+	"\tEvalFault\x12\x14\n" +
+	"\x04tool\x18\x01 \x01(\tH\x00R\x04tool\x12\x16\n" +
+	"\x05model\x18\x02 \x01(\tH\x00R\x05model\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05share\x18\x04 \x01(\x01R\x05share\x12*\n" +
+	"\x04fail\x18\x05 \x01(\v2\x14.bough.v1.AgentErrorH\x01R\x04fail\x121\n" +
+	"\x05delay\x18\x06 \x01(\v2\x19.google.protobuf.DurationH\x01R\x05delay\x12!\n" +
+	"\vanswer_json\x18\a \x01(\tH\x01R\n" +
+	"answerJsonB\b\n" +
+	"\x06targetB\a\n" +
+	"\x05fault\"\x94\x02\n" +
 	"\tAgentMock\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x16\n" +
 	"\x06caller\x18\x02 \x01(\tR\x06caller\x127\n" +
@@ -3191,17 +3674,26 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12(\n" +
 	"\x06limits\x18\x02 \x01(\v2\x10.bough.v1.LimitsR\x06limits\x12\x1b\n" +
 	"\x06errors\x18\x03 \x01(\x05H\x00R\x06errors\x88\x01\x01B\t\n" +
-	"\a_errors\"1\n" +
+	"\a_errors\"J\n" +
+	"\n" +
+	"JudgeScale\x12\x15\n" +
+	"\x03min\x18\x01 \x01(\x05H\x00R\x03min\x88\x01\x01\x12\x15\n" +
+	"\x03max\x18\x02 \x01(\x05H\x01R\x03max\x88\x01\x01B\x06\n" +
+	"\x04_minB\x06\n" +
+	"\x04_max\"\x8a\x01\n" +
 	"\vJudgeRubric\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xe9\x01\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12+\n" +
+	"\x05ready\x18\x03 \x01(\x0e2\x15.bough.v1.ReadyRubricR\x05ready\x12*\n" +
+	"\x05scale\x18\x04 \x01(\v2\x14.bough.v1.JudgeScaleR\x05scale\"\x81\x02\n" +
 	"\x0eLlmJudgeMetric\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12/\n" +
 	"\arubrics\x18\x02 \x03(\v2\x15.bough.v1.JudgeRubricR\arubrics\x12\x1a\n" +
 	"\btemplate\x18\x03 \x01(\tR\btemplate\x12\x1d\n" +
 	"\asamples\x18\x04 \x01(\x05H\x00R\asamples\x88\x01\x01\x123\n" +
 	"\bsettings\x18\x05 \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\x12\x14\n" +
-	"\x05fresh\x18\x06 \x01(\bR\x05freshB\n" +
+	"\x05fresh\x18\x06 \x01(\bR\x05fresh\x12\x16\n" +
+	"\x06models\x18\a \x03(\tR\x06modelsB\n" +
 	"\n" +
 	"\b_samples\"C\n" +
 	"\fCustomMetric\x12\x12\n" +
@@ -3222,7 +3714,12 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x18TRAJECTORY_MODE_IN_ORDER\x10\x02\x12\x1d\n" +
 	"\x19TRAJECTORY_MODE_ANY_ORDER\x10\x03\x12\x1c\n" +
 	"\x18TRAJECTORY_MODE_SUPERSET\x10\x04\x12\x1a\n" +
-	"\x16TRAJECTORY_MODE_SUBSET\x10\x05BV\n" +
+	"\x16TRAJECTORY_MODE_SUBSET\x10\x05*\x84\x01\n" +
+	"\vReadyRubric\x12\x1c\n" +
+	"\x18READY_RUBRIC_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15READY_RUBRIC_GROUNDED\x10\x01\x12%\n" +
+	"!READY_RUBRIC_ANSWERS_THE_QUESTION\x10\x02\x12\x15\n" +
+	"\x11READY_RUBRIC_SAFE\x10\x03BV\n" +
 	"\fdev.bough.v1B\fEvalSetProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -3237,131 +3734,143 @@ func file_bough_v1_eval_set_proto_rawDescGZIP() []byte {
 	return file_bough_v1_eval_set_proto_rawDescData
 }
 
-var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_bough_v1_eval_set_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_bough_v1_eval_set_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_bough_v1_eval_set_proto_goTypes = []any{
 	(EvalOrder)(0),                // 0: bough.v1.EvalOrder
 	(ExtraAgentsPolicy)(0),        // 1: bough.v1.ExtraAgentsPolicy
 	(TrajectoryMode)(0),           // 2: bough.v1.TrajectoryMode
-	(*EvalSet)(nil),               // 3: bough.v1.EvalSet
-	(*EvalDefaults)(nil),          // 4: bough.v1.EvalDefaults
-	(*EvalCase)(nil),              // 5: bough.v1.EvalCase
-	(*SimulatedUser)(nil),         // 6: bough.v1.SimulatedUser
-	(*EvalTurn)(nil),              // 7: bough.v1.EvalTurn
-	(*EvalExpectation)(nil),       // 8: bough.v1.EvalExpectation
-	(*ExpectedRun)(nil),           // 9: bough.v1.ExpectedRun
-	(*ExpectedStateValue)(nil),    // 10: bough.v1.ExpectedStateValue
-	(*ExpectedHandoff)(nil),       // 11: bough.v1.ExpectedHandoff
-	(*ExpectedAnswer)(nil),        // 12: bough.v1.ExpectedAnswer
-	(*ValueMatcher)(nil),          // 13: bough.v1.ValueMatcher
-	(*ExpectedTool)(nil),          // 14: bough.v1.ExpectedTool
-	(*EvalRepeat)(nil),            // 15: bough.v1.EvalRepeat
-	(*ExpectedAgent)(nil),         // 16: bough.v1.ExpectedAgent
-	(*EvalOrigin)(nil),            // 17: bough.v1.EvalOrigin
-	(*ToolMocks)(nil),             // 18: bough.v1.ToolMocks
-	(*AgentMock)(nil),             // 19: bough.v1.AgentMock
-	(*ToolMock)(nil),              // 20: bough.v1.ToolMock
-	(*EvalAnswer)(nil),            // 21: bough.v1.EvalAnswer
-	(*EvalMetric)(nil),            // 22: bough.v1.EvalMetric
-	(*RunOutcomeMetric)(nil),      // 23: bough.v1.RunOutcomeMetric
-	(*AgentKinds)(nil),            // 24: bough.v1.AgentKinds
-	(*AgentTrajectoryMetric)(nil), // 25: bough.v1.AgentTrajectoryMetric
-	(*ToolTrajectoryMetric)(nil),  // 26: bough.v1.ToolTrajectoryMetric
-	(*FinalResponseMetric)(nil),   // 27: bough.v1.FinalResponseMetric
-	(*RougeMetric)(nil),           // 28: bough.v1.RougeMetric
-	(*SimilarityMetric)(nil),      // 29: bough.v1.SimilarityMetric
-	(*BudgetMetric)(nil),          // 30: bough.v1.BudgetMetric
-	(*JudgeRubric)(nil),           // 31: bough.v1.JudgeRubric
-	(*LlmJudgeMetric)(nil),        // 32: bough.v1.LlmJudgeMetric
-	(*CustomMetric)(nil),          // 33: bough.v1.CustomMetric
-	nil,                           // 34: bough.v1.EvalCase.LabelsEntry
-	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
-	(*ModelSettings)(nil),         // 36: bough.v1.ModelSettings
-	(*Message)(nil),               // 37: bough.v1.Message
-	(*InvocationSource)(nil),      // 38: bough.v1.InvocationSource
-	(ExecutionState)(0),           // 39: bough.v1.ExecutionState
-	(ErrorReason)(0),              // 40: bough.v1.ErrorReason
-	(*ForkChanges)(nil),           // 41: bough.v1.ForkChanges
-	(*AgentError)(nil),            // 42: bough.v1.AgentError
-	(*ToolOutcome)(nil),           // 43: bough.v1.ToolOutcome
-	(*ApprovalDecision)(nil),      // 44: bough.v1.ApprovalDecision
-	(AgentKind)(0),                // 45: bough.v1.AgentKind
-	(*Limits)(nil),                // 46: bough.v1.Limits
+	(ReadyRubric)(0),              // 3: bough.v1.ReadyRubric
+	(*EvalSet)(nil),               // 4: bough.v1.EvalSet
+	(*EvalMatrix)(nil),            // 5: bough.v1.EvalMatrix
+	(*EvalDefaults)(nil),          // 6: bough.v1.EvalDefaults
+	(*EvalCase)(nil),              // 7: bough.v1.EvalCase
+	(*SimulatedUser)(nil),         // 8: bough.v1.SimulatedUser
+	(*EvalTurn)(nil),              // 9: bough.v1.EvalTurn
+	(*EvalExpectation)(nil),       // 10: bough.v1.EvalExpectation
+	(*ExpectedRun)(nil),           // 11: bough.v1.ExpectedRun
+	(*ExpectedStateValue)(nil),    // 12: bough.v1.ExpectedStateValue
+	(*ExpectedHandoff)(nil),       // 13: bough.v1.ExpectedHandoff
+	(*ExpectedAnswer)(nil),        // 14: bough.v1.ExpectedAnswer
+	(*ValueMatcher)(nil),          // 15: bough.v1.ValueMatcher
+	(*ExpectedTool)(nil),          // 16: bough.v1.ExpectedTool
+	(*EvalRepeat)(nil),            // 17: bough.v1.EvalRepeat
+	(*ExpectedAgent)(nil),         // 18: bough.v1.ExpectedAgent
+	(*EvalOrigin)(nil),            // 19: bough.v1.EvalOrigin
+	(*ToolMocks)(nil),             // 20: bough.v1.ToolMocks
+	(*EvalFault)(nil),             // 21: bough.v1.EvalFault
+	(*AgentMock)(nil),             // 22: bough.v1.AgentMock
+	(*ToolMock)(nil),              // 23: bough.v1.ToolMock
+	(*EvalAnswer)(nil),            // 24: bough.v1.EvalAnswer
+	(*EvalMetric)(nil),            // 25: bough.v1.EvalMetric
+	(*RunOutcomeMetric)(nil),      // 26: bough.v1.RunOutcomeMetric
+	(*AgentKinds)(nil),            // 27: bough.v1.AgentKinds
+	(*AgentTrajectoryMetric)(nil), // 28: bough.v1.AgentTrajectoryMetric
+	(*ToolTrajectoryMetric)(nil),  // 29: bough.v1.ToolTrajectoryMetric
+	(*FinalResponseMetric)(nil),   // 30: bough.v1.FinalResponseMetric
+	(*RougeMetric)(nil),           // 31: bough.v1.RougeMetric
+	(*SimilarityMetric)(nil),      // 32: bough.v1.SimilarityMetric
+	(*BudgetMetric)(nil),          // 33: bough.v1.BudgetMetric
+	(*JudgeScale)(nil),            // 34: bough.v1.JudgeScale
+	(*JudgeRubric)(nil),           // 35: bough.v1.JudgeRubric
+	(*LlmJudgeMetric)(nil),        // 36: bough.v1.LlmJudgeMetric
+	(*CustomMetric)(nil),          // 37: bough.v1.CustomMetric
+	nil,                           // 38: bough.v1.EvalCase.LabelsEntry
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(*ModelSettings)(nil),         // 40: bough.v1.ModelSettings
+	(*Message)(nil),               // 41: bough.v1.Message
+	(*InvocationSource)(nil),      // 42: bough.v1.InvocationSource
+	(ExecutionState)(0),           // 43: bough.v1.ExecutionState
+	(ErrorReason)(0),              // 44: bough.v1.ErrorReason
+	(*ForkChanges)(nil),           // 45: bough.v1.ForkChanges
+	(*AgentError)(nil),            // 46: bough.v1.AgentError
+	(*ToolOutcome)(nil),           // 47: bough.v1.ToolOutcome
+	(*ApprovalDecision)(nil),      // 48: bough.v1.ApprovalDecision
+	(AgentKind)(0),                // 49: bough.v1.AgentKind
+	(*Limits)(nil),                // 50: bough.v1.Limits
 }
 var file_bough_v1_eval_set_proto_depIdxs = []int32{
-	4,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
-	5,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
-	22, // 2: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
-	35, // 3: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
-	34, // 4: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
-	7,  // 5: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
-	17, // 6: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
-	18, // 7: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
-	21, // 8: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
-	22, // 9: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
-	35, // 10: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
-	6,  // 11: bough.v1.EvalCase.user:type_name -> bough.v1.SimulatedUser
-	8,  // 12: bough.v1.SimulatedUser.expect:type_name -> bough.v1.EvalExpectation
-	36, // 13: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
-	37, // 14: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
-	8,  // 15: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
-	38, // 16: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
-	12, // 17: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
-	14, // 18: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
-	16, // 19: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
-	9,  // 20: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
-	39, // 21: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
-	40, // 22: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
-	10, // 23: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
-	11, // 24: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
-	2,  // 25: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
-	13, // 26: bough.v1.ExpectedStateValue.value_match:type_name -> bough.v1.ValueMatcher
-	13, // 27: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
-	13, // 28: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
-	13, // 29: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
-	39, // 30: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
-	15, // 31: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
-	16, // 32: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
-	0,  // 33: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
-	1,  // 34: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
-	14, // 35: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
-	2,  // 36: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
-	39, // 37: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
-	13, // 38: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
-	41, // 39: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
-	20, // 40: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
-	19, // 41: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
-	13, // 42: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
-	37, // 43: bough.v1.AgentMock.message:type_name -> bough.v1.Message
-	42, // 44: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
-	13, // 45: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
-	43, // 46: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
-	44, // 47: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
-	43, // 48: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
-	25, // 49: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
-	26, // 50: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
-	27, // 51: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
-	30, // 52: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
-	32, // 53: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
-	33, // 54: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
-	23, // 55: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
-	28, // 56: bough.v1.EvalMetric.rouge_1:type_name -> bough.v1.RougeMetric
-	29, // 57: bough.v1.EvalMetric.similarity:type_name -> bough.v1.SimilarityMetric
-	45, // 58: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
-	24, // 59: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
-	0,  // 60: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
-	1,  // 61: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
-	2,  // 62: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
-	14, // 63: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
-	12, // 64: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
-	46, // 65: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
-	31, // 66: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
-	36, // 67: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
-	68, // [68:68] is the sub-list for method output_type
-	68, // [68:68] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	6,  // 0: bough.v1.EvalSet.defaults:type_name -> bough.v1.EvalDefaults
+	7,  // 1: bough.v1.EvalSet.cases:type_name -> bough.v1.EvalCase
+	5,  // 2: bough.v1.EvalSet.matrix:type_name -> bough.v1.EvalMatrix
+	25, // 3: bough.v1.EvalDefaults.metrics:type_name -> bough.v1.EvalMetric
+	39, // 4: bough.v1.EvalDefaults.timeout:type_name -> google.protobuf.Duration
+	21, // 5: bough.v1.EvalDefaults.faults:type_name -> bough.v1.EvalFault
+	38, // 6: bough.v1.EvalCase.labels:type_name -> bough.v1.EvalCase.LabelsEntry
+	9,  // 7: bough.v1.EvalCase.turns:type_name -> bough.v1.EvalTurn
+	19, // 8: bough.v1.EvalCase.origin:type_name -> bough.v1.EvalOrigin
+	20, // 9: bough.v1.EvalCase.mocks:type_name -> bough.v1.ToolMocks
+	24, // 10: bough.v1.EvalCase.answers:type_name -> bough.v1.EvalAnswer
+	25, // 11: bough.v1.EvalCase.metrics:type_name -> bough.v1.EvalMetric
+	39, // 12: bough.v1.EvalCase.timeout:type_name -> google.protobuf.Duration
+	8,  // 13: bough.v1.EvalCase.user:type_name -> bough.v1.SimulatedUser
+	21, // 14: bough.v1.EvalCase.faults:type_name -> bough.v1.EvalFault
+	10, // 15: bough.v1.SimulatedUser.expect:type_name -> bough.v1.EvalExpectation
+	40, // 16: bough.v1.SimulatedUser.settings:type_name -> bough.v1.ModelSettings
+	41, // 17: bough.v1.EvalTurn.input:type_name -> bough.v1.Message
+	10, // 18: bough.v1.EvalTurn.expect:type_name -> bough.v1.EvalExpectation
+	42, // 19: bough.v1.EvalTurn.recorded:type_name -> bough.v1.InvocationSource
+	14, // 20: bough.v1.EvalExpectation.answer:type_name -> bough.v1.ExpectedAnswer
+	16, // 21: bough.v1.EvalExpectation.tools:type_name -> bough.v1.ExpectedTool
+	18, // 22: bough.v1.EvalExpectation.agents:type_name -> bough.v1.ExpectedAgent
+	11, // 23: bough.v1.EvalExpectation.run:type_name -> bough.v1.ExpectedRun
+	43, // 24: bough.v1.ExpectedRun.state:type_name -> bough.v1.ExecutionState
+	44, // 25: bough.v1.ExpectedRun.reason:type_name -> bough.v1.ErrorReason
+	12, // 26: bough.v1.ExpectedRun.session_state:type_name -> bough.v1.ExpectedStateValue
+	13, // 27: bough.v1.ExpectedRun.handoffs:type_name -> bough.v1.ExpectedHandoff
+	2,  // 28: bough.v1.ExpectedRun.handoffs_mode:type_name -> bough.v1.TrajectoryMode
+	15, // 29: bough.v1.ExpectedStateValue.value_match:type_name -> bough.v1.ValueMatcher
+	15, // 30: bough.v1.ExpectedAnswer.json:type_name -> bough.v1.ValueMatcher
+	15, // 31: bough.v1.ExpectedTool.arguments_match:type_name -> bough.v1.ValueMatcher
+	15, // 32: bough.v1.ExpectedTool.result_match:type_name -> bough.v1.ValueMatcher
+	43, // 33: bough.v1.ExpectedTool.state:type_name -> bough.v1.ExecutionState
+	17, // 34: bough.v1.ExpectedAgent.repeat:type_name -> bough.v1.EvalRepeat
+	18, // 35: bough.v1.ExpectedAgent.children:type_name -> bough.v1.ExpectedAgent
+	0,  // 36: bough.v1.ExpectedAgent.children_order:type_name -> bough.v1.EvalOrder
+	1,  // 37: bough.v1.ExpectedAgent.extra:type_name -> bough.v1.ExtraAgentsPolicy
+	16, // 38: bough.v1.ExpectedAgent.tools:type_name -> bough.v1.ExpectedTool
+	2,  // 39: bough.v1.ExpectedAgent.tools_mode:type_name -> bough.v1.TrajectoryMode
+	43, // 40: bough.v1.ExpectedAgent.state:type_name -> bough.v1.ExecutionState
+	15, // 41: bough.v1.ExpectedAgent.input_match:type_name -> bough.v1.ValueMatcher
+	45, // 42: bough.v1.EvalOrigin.changes:type_name -> bough.v1.ForkChanges
+	23, // 43: bough.v1.ToolMocks.tools:type_name -> bough.v1.ToolMock
+	22, // 44: bough.v1.ToolMocks.agents:type_name -> bough.v1.AgentMock
+	21, // 45: bough.v1.ToolMocks.faults:type_name -> bough.v1.EvalFault
+	46, // 46: bough.v1.EvalFault.fail:type_name -> bough.v1.AgentError
+	39, // 47: bough.v1.EvalFault.delay:type_name -> google.protobuf.Duration
+	15, // 48: bough.v1.AgentMock.input_match:type_name -> bough.v1.ValueMatcher
+	41, // 49: bough.v1.AgentMock.message:type_name -> bough.v1.Message
+	46, // 50: bough.v1.AgentMock.error:type_name -> bough.v1.AgentError
+	15, // 51: bough.v1.ToolMock.arguments_match:type_name -> bough.v1.ValueMatcher
+	47, // 52: bough.v1.ToolMock.outcome:type_name -> bough.v1.ToolOutcome
+	48, // 53: bough.v1.EvalAnswer.approval:type_name -> bough.v1.ApprovalDecision
+	47, // 54: bough.v1.EvalAnswer.tool_outcome:type_name -> bough.v1.ToolOutcome
+	28, // 55: bough.v1.EvalMetric.agent_trajectory:type_name -> bough.v1.AgentTrajectoryMetric
+	29, // 56: bough.v1.EvalMetric.tool_trajectory:type_name -> bough.v1.ToolTrajectoryMetric
+	30, // 57: bough.v1.EvalMetric.final_response:type_name -> bough.v1.FinalResponseMetric
+	33, // 58: bough.v1.EvalMetric.budget:type_name -> bough.v1.BudgetMetric
+	36, // 59: bough.v1.EvalMetric.llm_judge:type_name -> bough.v1.LlmJudgeMetric
+	37, // 60: bough.v1.EvalMetric.custom:type_name -> bough.v1.CustomMetric
+	26, // 61: bough.v1.EvalMetric.run_outcome:type_name -> bough.v1.RunOutcomeMetric
+	31, // 62: bough.v1.EvalMetric.rouge_1:type_name -> bough.v1.RougeMetric
+	32, // 63: bough.v1.EvalMetric.similarity:type_name -> bough.v1.SimilarityMetric
+	49, // 64: bough.v1.AgentKinds.kinds:type_name -> bough.v1.AgentKind
+	27, // 65: bough.v1.AgentTrajectoryMetric.transparent:type_name -> bough.v1.AgentKinds
+	0,  // 66: bough.v1.AgentTrajectoryMetric.roots_order:type_name -> bough.v1.EvalOrder
+	1,  // 67: bough.v1.AgentTrajectoryMetric.extra_roots:type_name -> bough.v1.ExtraAgentsPolicy
+	2,  // 68: bough.v1.ToolTrajectoryMetric.mode:type_name -> bough.v1.TrajectoryMode
+	16, // 69: bough.v1.ToolTrajectoryMetric.tools:type_name -> bough.v1.ExpectedTool
+	14, // 70: bough.v1.FinalResponseMetric.answer:type_name -> bough.v1.ExpectedAnswer
+	50, // 71: bough.v1.BudgetMetric.limits:type_name -> bough.v1.Limits
+	3,  // 72: bough.v1.JudgeRubric.ready:type_name -> bough.v1.ReadyRubric
+	34, // 73: bough.v1.JudgeRubric.scale:type_name -> bough.v1.JudgeScale
+	35, // 74: bough.v1.LlmJudgeMetric.rubrics:type_name -> bough.v1.JudgeRubric
+	40, // 75: bough.v1.LlmJudgeMetric.settings:type_name -> bough.v1.ModelSettings
+	76, // [76:76] is the sub-list for method output_type
+	76, // [76:76] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_set_proto_init() }
@@ -3377,36 +3886,43 @@ func file_bough_v1_eval_set_proto_init() {
 	file_bough_v1_message_proto_init()
 	file_bough_v1_model_proto_init()
 	file_bough_v1_policy_proto_init()
-	file_bough_v1_eval_set_proto_msgTypes[1].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[2].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[3].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[9].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[4].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[10].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{
 		(*ValueMatcher_EqualsJson)(nil),
 		(*ValueMatcher_SubsetJson)(nil),
 		(*ValueMatcher_Regex)(nil),
 		(*ValueMatcher_SchemaJson)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[11].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[12].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[15].OneofWrappers = []any{}
-	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[13].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[16].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
+		(*EvalFault_Tool)(nil),
+		(*EvalFault_Model)(nil),
+		(*EvalFault_Fail)(nil),
+		(*EvalFault_Delay)(nil),
+		(*EvalFault_AnswerJson)(nil),
+	}
+	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
 		(*AgentMock_Message)(nil),
 		(*AgentMock_Error)(nil),
 		(*AgentMock_Text)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[17].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{
 		(*ToolMock_ResultJson)(nil),
 		(*ToolMock_Outcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[18].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[20].OneofWrappers = []any{
 		(*EvalAnswer_Tool)(nil),
 		(*EvalAnswer_Question)(nil),
 		(*EvalAnswer_Approval)(nil),
 		(*EvalAnswer_ValueJson)(nil),
 		(*EvalAnswer_ToolOutcome)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[19].OneofWrappers = []any{
+	file_bough_v1_eval_set_proto_msgTypes[21].OneofWrappers = []any{
 		(*EvalMetric_AgentTrajectory)(nil),
 		(*EvalMetric_ToolTrajectory)(nil),
 		(*EvalMetric_FinalResponse)(nil),
@@ -3417,15 +3933,16 @@ func file_bough_v1_eval_set_proto_init() {
 		(*EvalMetric_Rouge_1)(nil),
 		(*EvalMetric_Similarity)(nil),
 	}
-	file_bough_v1_eval_set_proto_msgTypes[27].OneofWrappers = []any{}
 	file_bough_v1_eval_set_proto_msgTypes[29].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[30].OneofWrappers = []any{}
+	file_bough_v1_eval_set_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_eval_set_proto_rawDesc), len(file_bough_v1_eval_set_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   32,
+			NumEnums:      4,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -334,6 +334,7 @@ type EvaluationEvent struct {
 	//	*EvaluationEvent_EvaluationFailed
 	//	*EvaluationEvent_EvaluationCancelled
 	//	*EvaluationEvent_SuspectsPlanned
+	//	*EvaluationEvent_CaseTrialRetried
 	Payload       isEvaluationEvent_Payload `protobuf_oneof:"payload"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -496,6 +497,15 @@ func (x *EvaluationEvent) GetSuspectsPlanned() *SuspectsPlanned {
 	return nil
 }
 
+func (x *EvaluationEvent) GetCaseTrialRetried() *CaseTrialRetried {
+	if x != nil {
+		if x, ok := x.Payload.(*EvaluationEvent_CaseTrialRetried); ok {
+			return x.CaseTrialRetried
+		}
+	}
+	return nil
+}
+
 type isEvaluationEvent_Payload interface {
 	isEvaluationEvent_Payload()
 }
@@ -556,6 +566,11 @@ type EvaluationEvent_SuspectsPlanned struct {
 	SuspectsPlanned *SuspectsPlanned `protobuf:"bytes,210,opt,name=suspects_planned,json=suspectsPlanned,proto3,oneof"`
 }
 
+type EvaluationEvent_CaseTrialRetried struct {
+	// A trial crashed and begins anew. Before its case_trial_ended, at most EvaluationPlanned.retry_crashed times.
+	CaseTrialRetried *CaseTrialRetried `protobuf:"bytes,211,opt,name=case_trial_retried,json=caseTrialRetried,proto3,oneof"`
+}
+
 func (*EvaluationEvent_EvaluationPlanned) isEvaluationEvent_Payload() {}
 
 func (*EvaluationEvent_CasePlanned) isEvaluationEvent_Payload() {}
@@ -577,6 +592,8 @@ func (*EvaluationEvent_EvaluationFailed) isEvaluationEvent_Payload() {}
 func (*EvaluationEvent_EvaluationCancelled) isEvaluationEvent_Payload() {}
 
 func (*EvaluationEvent_SuspectsPlanned) isEvaluationEvent_Payload() {}
+
+func (*EvaluationEvent_CaseTrialRetried) isEvaluationEvent_Payload() {}
 
 // The evaluation is accepted and durable.
 type EvaluationPlanned struct {
@@ -620,8 +637,12 @@ type EvaluationPlanned struct {
 	RerunSuspects int32 `protobuf:"varint,18,opt,name=rerun_suspects,json=rerunSuspects,proto3" json:"rerun_suspects,omitempty"`
 	// Why the baseline does not run again, in a sentence; empty if it does, and without fresh trials.
 	BaselineNotRerunReason string `protobuf:"bytes,19,opt,name=baseline_not_rerun_reason,json=baselineNotRerunReason,proto3" json:"baseline_not_rerun_reason,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// The cells of the matrix, which is in `eval_set`; empty without one. Each case of the set is planned once for each of them.
+	Cells []*EvalCell `protobuf:"bytes,20,rep,name=cells,proto3" json:"cells,omitempty"`
+	// How often a trial that crashed is run again.
+	RetryCrashed  int32 `protobuf:"varint,21,opt,name=retry_crashed,json=retryCrashed,proto3" json:"retry_crashed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvaluationPlanned) Reset() {
@@ -787,20 +808,100 @@ func (x *EvaluationPlanned) GetBaselineNotRerunReason() string {
 	return ""
 }
 
+func (x *EvaluationPlanned) GetCells() []*EvalCell {
+	if x != nil {
+		return x.Cells
+	}
+	return nil
+}
+
+func (x *EvaluationPlanned) GetRetryCrashed() int32 {
+	if x != nil {
+		return x.RetryCrashed
+	}
+	return 0
+}
+
+// A combination of a matrix's values.
+type EvalCell struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name, such as "model=small, instruction=2"; unique in the evaluation.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The definition with the values of the cell, which its runs look up before all others.
+	Definition *AgentDefinition `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	// The values by the names of EvalMatrix's fields; an instruction by its number, from 1.
+	Values        map[string]string `protobuf:"bytes,3,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvalCell) Reset() {
+	*x = EvalCell{}
+	mi := &file_bough_v1_evaluation_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvalCell) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvalCell) ProtoMessage() {}
+
+func (x *EvalCell) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_evaluation_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvalCell.ProtoReflect.Descriptor instead.
+func (*EvalCell) Descriptor() ([]byte, []int) {
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *EvalCell) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EvalCell) GetDefinition() *AgentDefinition {
+	if x != nil {
+		return x.Definition
+	}
+	return nil
+}
+
+func (x *EvalCell) GetValues() map[string]string {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // A case that is to be run and scored.
 type CasePlanned struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The case, with what the set's defaults say.
 	EvalCase *EvalCase `protobuf:"bytes,1,opt,name=eval_case,json=evalCase,proto3" json:"eval_case,omitempty"`
 	// How many trials of the case there will be.
-	Trials        int32 `protobuf:"varint,2,opt,name=trials,proto3" json:"trials,omitempty"`
+	Trials int32 `protobuf:"varint,2,opt,name=trials,proto3" json:"trials,omitempty"`
+	// EvalCell.name of the cell that the case runs in; empty without a matrix.
+	Cell          string `protobuf:"bytes,3,opt,name=cell,proto3" json:"cell,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CasePlanned) Reset() {
 	*x = CasePlanned{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[5]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +913,7 @@ func (x *CasePlanned) String() string {
 func (*CasePlanned) ProtoMessage() {}
 
 func (x *CasePlanned) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[5]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +926,7 @@ func (x *CasePlanned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CasePlanned.ProtoReflect.Descriptor instead.
 func (*CasePlanned) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CasePlanned) GetEvalCase() *EvalCase {
@@ -840,6 +941,13 @@ func (x *CasePlanned) GetTrials() int32 {
 		return x.Trials
 	}
 	return 0
+}
+
+func (x *CasePlanned) GetCell() string {
+	if x != nil {
+		return x.Cell
+	}
+	return ""
 }
 
 // A trial of a case began.
@@ -857,7 +965,7 @@ type CaseTrialStarted struct {
 
 func (x *CaseTrialStarted) Reset() {
 	*x = CaseTrialStarted{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[6]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +977,7 @@ func (x *CaseTrialStarted) String() string {
 func (*CaseTrialStarted) ProtoMessage() {}
 
 func (x *CaseTrialStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[6]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +990,7 @@ func (x *CaseTrialStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseTrialStarted.ProtoReflect.Descriptor instead.
 func (*CaseTrialStarted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CaseTrialStarted) GetCaseId() string {
@@ -921,7 +1029,7 @@ type CaseTrialEnded struct {
 
 func (x *CaseTrialEnded) Reset() {
 	*x = CaseTrialEnded{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[7]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1041,7 @@ func (x *CaseTrialEnded) String() string {
 func (*CaseTrialEnded) ProtoMessage() {}
 
 func (x *CaseTrialEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[7]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1054,7 @@ func (x *CaseTrialEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseTrialEnded.ProtoReflect.Descriptor instead.
 func (*CaseTrialEnded) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CaseTrialEnded) GetCaseId() string {
@@ -970,6 +1078,79 @@ func (x *CaseTrialEnded) GetRunIds() []string {
 	return nil
 }
 
+// A trial crashed and begins anew.
+type CaseTrialRetried struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// EvalCase.id of the case that the trial is of.
+	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
+	// The number of the trial in its case, from 0.
+	Trial int32 `protobuf:"varint,2,opt,name=trial,proto3" json:"trial,omitempty"`
+	// The attempt that crashed.
+	CrashedAttempt *CrashedAttempt `protobuf:"bytes,3,opt,name=crashed_attempt,json=crashedAttempt,proto3" json:"crashed_attempt,omitempty"`
+	// The session of the turns of the attempt that begins; empty as in CaseTrialStarted.
+	SessionId     string `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaseTrialRetried) Reset() {
+	*x = CaseTrialRetried{}
+	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaseTrialRetried) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaseTrialRetried) ProtoMessage() {}
+
+func (x *CaseTrialRetried) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaseTrialRetried.ProtoReflect.Descriptor instead.
+func (*CaseTrialRetried) Descriptor() ([]byte, []int) {
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CaseTrialRetried) GetCaseId() string {
+	if x != nil {
+		return x.CaseId
+	}
+	return ""
+}
+
+func (x *CaseTrialRetried) GetTrial() int32 {
+	if x != nil {
+		return x.Trial
+	}
+	return 0
+}
+
+func (x *CaseTrialRetried) GetCrashedAttempt() *CrashedAttempt {
+	if x != nil {
+		return x.CrashedAttempt
+	}
+	return nil
+}
+
+func (x *CaseTrialRetried) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
 // A trial is scored.
 type CaseTrialScored struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -981,7 +1162,7 @@ type CaseTrialScored struct {
 
 func (x *CaseTrialScored) Reset() {
 	*x = CaseTrialScored{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[8]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1174,7 @@ func (x *CaseTrialScored) String() string {
 func (*CaseTrialScored) ProtoMessage() {}
 
 func (x *CaseTrialScored) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[8]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1187,7 @@ func (x *CaseTrialScored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaseTrialScored.ProtoReflect.Descriptor instead.
 func (*CaseTrialScored) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CaseTrialScored) GetResult() *CaseTrialResult {
@@ -1028,7 +1209,7 @@ type SuspectsPlanned struct {
 
 func (x *SuspectsPlanned) Reset() {
 	*x = SuspectsPlanned{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1221,7 @@ func (x *SuspectsPlanned) String() string {
 func (*SuspectsPlanned) ProtoMessage() {}
 
 func (x *SuspectsPlanned) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[9]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1234,7 @@ func (x *SuspectsPlanned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspectsPlanned.ProtoReflect.Descriptor instead.
 func (*SuspectsPlanned) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SuspectsPlanned) GetSuspects() *EvalSuspects {
@@ -1073,14 +1254,16 @@ type EvaluationTotaled struct {
 	// The gates, in the order of the request.
 	Gates []*GateResult `protobuf:"bytes,3,rep,name=gates,proto3" json:"gates,omitempty"`
 	// EvalResult.reason; empty if cases and gates say all.
-	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The numbers of each cell, as EvalResult.cells; empty without a matrix.
+	Cells         []*CellResult `protobuf:"bytes,5,rep,name=cells,proto3" json:"cells,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EvaluationTotaled) Reset() {
 	*x = EvaluationTotaled{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1275,7 @@ func (x *EvaluationTotaled) String() string {
 func (*EvaluationTotaled) ProtoMessage() {}
 
 func (x *EvaluationTotaled) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[10]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1288,7 @@ func (x *EvaluationTotaled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationTotaled.ProtoReflect.Descriptor instead.
 func (*EvaluationTotaled) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EvaluationTotaled) GetVerdict() Verdict {
@@ -1136,6 +1319,13 @@ func (x *EvaluationTotaled) GetReason() string {
 	return ""
 }
 
+func (x *EvaluationTotaled) GetCells() []*CellResult {
+	if x != nil {
+		return x.Cells
+	}
+	return nil
+}
+
 // The evaluation is to stop.
 type EvaluationCancelRequested struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1149,7 +1339,7 @@ type EvaluationCancelRequested struct {
 
 func (x *EvaluationCancelRequested) Reset() {
 	*x = EvaluationCancelRequested{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1351,7 @@ func (x *EvaluationCancelRequested) String() string {
 func (*EvaluationCancelRequested) ProtoMessage() {}
 
 func (x *EvaluationCancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[11]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1364,7 @@ func (x *EvaluationCancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationCancelRequested.ProtoReflect.Descriptor instead.
 func (*EvaluationCancelRequested) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EvaluationCancelRequested) GetRequestedBy() string {
@@ -1202,7 +1392,7 @@ type EvaluationCompleted struct {
 
 func (x *EvaluationCompleted) Reset() {
 	*x = EvaluationCompleted{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1404,7 @@ func (x *EvaluationCompleted) String() string {
 func (*EvaluationCompleted) ProtoMessage() {}
 
 func (x *EvaluationCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[12]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1417,7 @@ func (x *EvaluationCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationCompleted.ProtoReflect.Descriptor instead.
 func (*EvaluationCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EvaluationCompleted) GetVerdict() Verdict {
@@ -1248,7 +1438,7 @@ type EvaluationFailed struct {
 
 func (x *EvaluationFailed) Reset() {
 	*x = EvaluationFailed{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1450,7 @@ func (x *EvaluationFailed) String() string {
 func (*EvaluationFailed) ProtoMessage() {}
 
 func (x *EvaluationFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[13]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1463,7 @@ func (x *EvaluationFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationFailed.ProtoReflect.Descriptor instead.
 func (*EvaluationFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EvaluationFailed) GetError() *AgentError {
@@ -1296,7 +1486,7 @@ type EvaluationCancelled struct {
 
 func (x *EvaluationCancelled) Reset() {
 	*x = EvaluationCancelled{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1498,7 @@ func (x *EvaluationCancelled) String() string {
 func (*EvaluationCancelled) ProtoMessage() {}
 
 func (x *EvaluationCancelled) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[14]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1511,7 @@ func (x *EvaluationCancelled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationCancelled.ProtoReflect.Descriptor instead.
 func (*EvaluationCancelled) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EvaluationCancelled) GetError() *AgentError {
@@ -1351,7 +1541,7 @@ type EvaluationEventBatch struct {
 
 func (x *EvaluationEventBatch) Reset() {
 	*x = EvaluationEventBatch{}
-	mi := &file_bough_v1_evaluation_proto_msgTypes[15]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1553,7 @@ func (x *EvaluationEventBatch) String() string {
 func (*EvaluationEventBatch) ProtoMessage() {}
 
 func (x *EvaluationEventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_evaluation_proto_msgTypes[15]
+	mi := &file_bough_v1_evaluation_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1566,7 @@ func (x *EvaluationEventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluationEventBatch.ProtoReflect.Descriptor instead.
 func (*EvaluationEventBatch) Descriptor() ([]byte, []int) {
-	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_evaluation_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EvaluationEventBatch) GetEvents() []*EvaluationEvent {
@@ -1431,8 +1621,7 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\bcase_ids\x18\x03 \x03(\tR\acaseIds\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\n" +
-	"\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\v\n" +
 	"\x0fEvaluationEvent\x12#\n" +
 	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x03R\bsequence\x12;\n" +
@@ -1459,8 +1648,10 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x14evaluation_cancelled\x18\xd1\x01 \x01(\v2\x1d.bough.v1.EvaluationCancelledB\x1c\x9a\xa0\xe6\xf4\x02\x16\n" +
 	"\x14evaluation.cancelledH\x00R\x13evaluationCancelled\x12l\n" +
 	"\x10suspects_planned\x18\xd2\x01 \x01(\v2\x19.bough.v1.SuspectsPlannedB#\x9a\xa0\xe6\xf4\x02\x1d\n" +
-	"\x1bevaluation.suspects.plannedH\x00R\x0fsuspectsPlannedB\t\n" +
-	"\apayload\"\xad\x06\n" +
+	"\x1bevaluation.suspects.plannedH\x00R\x0fsuspectsPlanned\x12m\n" +
+	"\x12case_trial_retried\x18\xd3\x01 \x01(\v2\x1a.bough.v1.CaseTrialRetriedB \x9a\xa0\xe6\xf4\x02\x1a\n" +
+	"\x18evaluation.trial.retriedH\x00R\x10caseTrialRetriedB\t\n" +
+	"\apayload\"\xfc\x06\n" +
 	"\x11EvaluationPlanned\x12,\n" +
 	"\beval_set\x18\x01 \x01(\v2\x11.bough.v1.EvalSetR\aevalSet\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x1d\n" +
@@ -1484,13 +1675,25 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\btrace_id\x18\x10 \x01(\tR\atraceId\x12\x17\n" +
 	"\aspan_id\x18\x11 \x01(\tR\x06spanId\x12%\n" +
 	"\x0ererun_suspects\x18\x12 \x01(\x05R\rrerunSuspects\x129\n" +
-	"\x19baseline_not_rerun_reason\x18\x13 \x01(\tR\x16baselineNotRerunReason\x1a9\n" +
+	"\x19baseline_not_rerun_reason\x18\x13 \x01(\tR\x16baselineNotRerunReason\x12(\n" +
+	"\x05cells\x18\x14 \x03(\v2\x12.bough.v1.EvalCellR\x05cells\x12#\n" +
+	"\rretry_crashed\x18\x15 \x01(\x05R\fretryCrashed\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcc\x01\n" +
+	"\bEvalCell\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
+	"\n" +
+	"definition\x18\x02 \x01(\v2\x19.bough.v1.AgentDefinitionR\n" +
+	"definition\x126\n" +
+	"\x06values\x18\x03 \x03(\v2\x1e.bough.v1.EvalCell.ValuesEntryR\x06values\x1a9\n" +
+	"\vValuesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"j\n" +
 	"\vCasePlanned\x12/\n" +
 	"\teval_case\x18\x01 \x01(\v2\x12.bough.v1.EvalCaseR\bevalCase\x12\x16\n" +
-	"\x06trials\x18\x02 \x01(\x05R\x06trials\"`\n" +
+	"\x06trials\x18\x02 \x01(\x05R\x06trials\x12\x12\n" +
+	"\x04cell\x18\x03 \x01(\tR\x04cell\"`\n" +
 	"\x10CaseTrialStarted\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12\x1d\n" +
@@ -1499,16 +1702,23 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x0eCaseTrialEnded\x12\x17\n" +
 	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
 	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12\x17\n" +
-	"\arun_ids\x18\x03 \x03(\tR\x06runIds\"D\n" +
+	"\arun_ids\x18\x03 \x03(\tR\x06runIds\"\xa3\x01\n" +
+	"\x10CaseTrialRetried\x12\x17\n" +
+	"\acase_id\x18\x01 \x01(\tR\x06caseId\x12\x14\n" +
+	"\x05trial\x18\x02 \x01(\x05R\x05trial\x12A\n" +
+	"\x0fcrashed_attempt\x18\x03 \x01(\v2\x18.bough.v1.CrashedAttemptR\x0ecrashedAttempt\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x04 \x01(\tR\tsessionId\"D\n" +
 	"\x0fCaseTrialScored\x121\n" +
 	"\x06result\x18\x01 \x01(\v2\x19.bough.v1.CaseTrialResultR\x06result\"E\n" +
 	"\x0fSuspectsPlanned\x122\n" +
-	"\bsuspects\x18\x01 \x01(\v2\x16.bough.v1.EvalSuspectsR\bsuspects\"\xb2\x01\n" +
+	"\bsuspects\x18\x01 \x01(\v2\x16.bough.v1.EvalSuspectsR\bsuspects\"\xde\x01\n" +
 	"\x11EvaluationTotaled\x12+\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x11.bough.v1.VerdictR\averdict\x12,\n" +
 	"\x06totals\x18\x02 \x01(\v2\x14.bough.v1.EvalTotalsR\x06totals\x12*\n" +
 	"\x05gates\x18\x03 \x03(\v2\x14.bough.v1.GateResultR\x05gates\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"R\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12*\n" +
+	"\x05cells\x18\x05 \x03(\v2\x14.bough.v1.CellResultR\x05cells\"R\n" +
 	"\x19EvaluationCancelRequested\x12!\n" +
 	"\frequested_by\x18\x01 \x01(\tR\vrequestedBy\x12\x12\n" +
 	"\x04note\x18\x02 \x01(\tR\x04note\"B\n" +
@@ -1536,89 +1746,100 @@ func file_bough_v1_evaluation_proto_rawDescGZIP() []byte {
 	return file_bough_v1_evaluation_proto_rawDescData
 }
 
-var file_bough_v1_evaluation_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_bough_v1_evaluation_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_bough_v1_evaluation_proto_goTypes = []any{
 	(*Evaluation)(nil),                // 0: bough.v1.Evaluation
 	(*EvaluationFilter)(nil),          // 1: bough.v1.EvaluationFilter
 	(*CaseResultFilter)(nil),          // 2: bough.v1.CaseResultFilter
 	(*EvaluationEvent)(nil),           // 3: bough.v1.EvaluationEvent
 	(*EvaluationPlanned)(nil),         // 4: bough.v1.EvaluationPlanned
-	(*CasePlanned)(nil),               // 5: bough.v1.CasePlanned
-	(*CaseTrialStarted)(nil),          // 6: bough.v1.CaseTrialStarted
-	(*CaseTrialEnded)(nil),            // 7: bough.v1.CaseTrialEnded
-	(*CaseTrialScored)(nil),           // 8: bough.v1.CaseTrialScored
-	(*SuspectsPlanned)(nil),           // 9: bough.v1.SuspectsPlanned
-	(*EvaluationTotaled)(nil),         // 10: bough.v1.EvaluationTotaled
-	(*EvaluationCancelRequested)(nil), // 11: bough.v1.EvaluationCancelRequested
-	(*EvaluationCompleted)(nil),       // 12: bough.v1.EvaluationCompleted
-	(*EvaluationFailed)(nil),          // 13: bough.v1.EvaluationFailed
-	(*EvaluationCancelled)(nil),       // 14: bough.v1.EvaluationCancelled
-	(*EvaluationEventBatch)(nil),      // 15: bough.v1.EvaluationEventBatch
-	nil,                               // 16: bough.v1.Evaluation.LabelsEntry
-	nil,                               // 17: bough.v1.EvaluationFilter.LabelsEntry
-	nil,                               // 18: bough.v1.CaseResultFilter.LabelsEntry
-	nil,                               // 19: bough.v1.EvaluationPlanned.LabelsEntry
-	(ExecutionState)(0),               // 20: bough.v1.ExecutionState
-	(*AgentError)(nil),                // 21: bough.v1.AgentError
-	(Verdict)(0),                      // 22: bough.v1.Verdict
-	(*EvalTotals)(nil),                // 23: bough.v1.EvalTotals
-	(*timestamppb.Timestamp)(nil),     // 24: google.protobuf.Timestamp
-	(*EvalSet)(nil),                   // 25: bough.v1.EvalSet
-	(*Limits)(nil),                    // 26: bough.v1.Limits
-	(*AgentDefinition)(nil),           // 27: bough.v1.AgentDefinition
-	(*EvalPins)(nil),                  // 28: bough.v1.EvalPins
-	(*EvalResult)(nil),                // 29: bough.v1.EvalResult
-	(*EvalCase)(nil),                  // 30: bough.v1.EvalCase
-	(*CaseTrialResult)(nil),           // 31: bough.v1.CaseTrialResult
-	(*EvalSuspects)(nil),              // 32: bough.v1.EvalSuspects
-	(*GateResult)(nil),                // 33: bough.v1.GateResult
+	(*EvalCell)(nil),                  // 5: bough.v1.EvalCell
+	(*CasePlanned)(nil),               // 6: bough.v1.CasePlanned
+	(*CaseTrialStarted)(nil),          // 7: bough.v1.CaseTrialStarted
+	(*CaseTrialEnded)(nil),            // 8: bough.v1.CaseTrialEnded
+	(*CaseTrialRetried)(nil),          // 9: bough.v1.CaseTrialRetried
+	(*CaseTrialScored)(nil),           // 10: bough.v1.CaseTrialScored
+	(*SuspectsPlanned)(nil),           // 11: bough.v1.SuspectsPlanned
+	(*EvaluationTotaled)(nil),         // 12: bough.v1.EvaluationTotaled
+	(*EvaluationCancelRequested)(nil), // 13: bough.v1.EvaluationCancelRequested
+	(*EvaluationCompleted)(nil),       // 14: bough.v1.EvaluationCompleted
+	(*EvaluationFailed)(nil),          // 15: bough.v1.EvaluationFailed
+	(*EvaluationCancelled)(nil),       // 16: bough.v1.EvaluationCancelled
+	(*EvaluationEventBatch)(nil),      // 17: bough.v1.EvaluationEventBatch
+	nil,                               // 18: bough.v1.Evaluation.LabelsEntry
+	nil,                               // 19: bough.v1.EvaluationFilter.LabelsEntry
+	nil,                               // 20: bough.v1.CaseResultFilter.LabelsEntry
+	nil,                               // 21: bough.v1.EvaluationPlanned.LabelsEntry
+	nil,                               // 22: bough.v1.EvalCell.ValuesEntry
+	(ExecutionState)(0),               // 23: bough.v1.ExecutionState
+	(*AgentError)(nil),                // 24: bough.v1.AgentError
+	(Verdict)(0),                      // 25: bough.v1.Verdict
+	(*EvalTotals)(nil),                // 26: bough.v1.EvalTotals
+	(*timestamppb.Timestamp)(nil),     // 27: google.protobuf.Timestamp
+	(*EvalSet)(nil),                   // 28: bough.v1.EvalSet
+	(*Limits)(nil),                    // 29: bough.v1.Limits
+	(*AgentDefinition)(nil),           // 30: bough.v1.AgentDefinition
+	(*EvalPins)(nil),                  // 31: bough.v1.EvalPins
+	(*EvalResult)(nil),                // 32: bough.v1.EvalResult
+	(*EvalCase)(nil),                  // 33: bough.v1.EvalCase
+	(*CrashedAttempt)(nil),            // 34: bough.v1.CrashedAttempt
+	(*CaseTrialResult)(nil),           // 35: bough.v1.CaseTrialResult
+	(*EvalSuspects)(nil),              // 36: bough.v1.EvalSuspects
+	(*GateResult)(nil),                // 37: bough.v1.GateResult
+	(*CellResult)(nil),                // 38: bough.v1.CellResult
 }
 var file_bough_v1_evaluation_proto_depIdxs = []int32{
-	20, // 0: bough.v1.Evaluation.state:type_name -> bough.v1.ExecutionState
-	21, // 1: bough.v1.Evaluation.error:type_name -> bough.v1.AgentError
-	22, // 2: bough.v1.Evaluation.verdict:type_name -> bough.v1.Verdict
-	23, // 3: bough.v1.Evaluation.totals:type_name -> bough.v1.EvalTotals
-	16, // 4: bough.v1.Evaluation.labels:type_name -> bough.v1.Evaluation.LabelsEntry
-	24, // 5: bough.v1.Evaluation.create_time:type_name -> google.protobuf.Timestamp
-	24, // 6: bough.v1.Evaluation.end_time:type_name -> google.protobuf.Timestamp
-	20, // 7: bough.v1.EvaluationFilter.states:type_name -> bough.v1.ExecutionState
-	17, // 8: bough.v1.EvaluationFilter.labels:type_name -> bough.v1.EvaluationFilter.LabelsEntry
-	22, // 9: bough.v1.CaseResultFilter.verdicts:type_name -> bough.v1.Verdict
-	18, // 10: bough.v1.CaseResultFilter.labels:type_name -> bough.v1.CaseResultFilter.LabelsEntry
-	24, // 11: bough.v1.EvaluationEvent.record_time:type_name -> google.protobuf.Timestamp
+	23, // 0: bough.v1.Evaluation.state:type_name -> bough.v1.ExecutionState
+	24, // 1: bough.v1.Evaluation.error:type_name -> bough.v1.AgentError
+	25, // 2: bough.v1.Evaluation.verdict:type_name -> bough.v1.Verdict
+	26, // 3: bough.v1.Evaluation.totals:type_name -> bough.v1.EvalTotals
+	18, // 4: bough.v1.Evaluation.labels:type_name -> bough.v1.Evaluation.LabelsEntry
+	27, // 5: bough.v1.Evaluation.create_time:type_name -> google.protobuf.Timestamp
+	27, // 6: bough.v1.Evaluation.end_time:type_name -> google.protobuf.Timestamp
+	23, // 7: bough.v1.EvaluationFilter.states:type_name -> bough.v1.ExecutionState
+	19, // 8: bough.v1.EvaluationFilter.labels:type_name -> bough.v1.EvaluationFilter.LabelsEntry
+	25, // 9: bough.v1.CaseResultFilter.verdicts:type_name -> bough.v1.Verdict
+	20, // 10: bough.v1.CaseResultFilter.labels:type_name -> bough.v1.CaseResultFilter.LabelsEntry
+	27, // 11: bough.v1.EvaluationEvent.record_time:type_name -> google.protobuf.Timestamp
 	4,  // 12: bough.v1.EvaluationEvent.evaluation_planned:type_name -> bough.v1.EvaluationPlanned
-	5,  // 13: bough.v1.EvaluationEvent.case_planned:type_name -> bough.v1.CasePlanned
-	6,  // 14: bough.v1.EvaluationEvent.case_trial_started:type_name -> bough.v1.CaseTrialStarted
-	7,  // 15: bough.v1.EvaluationEvent.case_trial_ended:type_name -> bough.v1.CaseTrialEnded
-	8,  // 16: bough.v1.EvaluationEvent.case_trial_scored:type_name -> bough.v1.CaseTrialScored
-	10, // 17: bough.v1.EvaluationEvent.evaluation_totaled:type_name -> bough.v1.EvaluationTotaled
-	11, // 18: bough.v1.EvaluationEvent.evaluation_cancel_requested:type_name -> bough.v1.EvaluationCancelRequested
-	12, // 19: bough.v1.EvaluationEvent.evaluation_completed:type_name -> bough.v1.EvaluationCompleted
-	13, // 20: bough.v1.EvaluationEvent.evaluation_failed:type_name -> bough.v1.EvaluationFailed
-	14, // 21: bough.v1.EvaluationEvent.evaluation_cancelled:type_name -> bough.v1.EvaluationCancelled
-	9,  // 22: bough.v1.EvaluationEvent.suspects_planned:type_name -> bough.v1.SuspectsPlanned
-	25, // 23: bough.v1.EvaluationPlanned.eval_set:type_name -> bough.v1.EvalSet
-	26, // 24: bough.v1.EvaluationPlanned.budget:type_name -> bough.v1.Limits
-	27, // 25: bough.v1.EvaluationPlanned.definitions:type_name -> bough.v1.AgentDefinition
-	28, // 26: bough.v1.EvaluationPlanned.pins:type_name -> bough.v1.EvalPins
-	29, // 27: bough.v1.EvaluationPlanned.baseline:type_name -> bough.v1.EvalResult
-	19, // 28: bough.v1.EvaluationPlanned.labels:type_name -> bough.v1.EvaluationPlanned.LabelsEntry
-	30, // 29: bough.v1.CasePlanned.eval_case:type_name -> bough.v1.EvalCase
-	31, // 30: bough.v1.CaseTrialScored.result:type_name -> bough.v1.CaseTrialResult
-	32, // 31: bough.v1.SuspectsPlanned.suspects:type_name -> bough.v1.EvalSuspects
-	22, // 32: bough.v1.EvaluationTotaled.verdict:type_name -> bough.v1.Verdict
-	23, // 33: bough.v1.EvaluationTotaled.totals:type_name -> bough.v1.EvalTotals
-	33, // 34: bough.v1.EvaluationTotaled.gates:type_name -> bough.v1.GateResult
-	22, // 35: bough.v1.EvaluationCompleted.verdict:type_name -> bough.v1.Verdict
-	21, // 36: bough.v1.EvaluationFailed.error:type_name -> bough.v1.AgentError
-	21, // 37: bough.v1.EvaluationCancelled.error:type_name -> bough.v1.AgentError
-	23, // 38: bough.v1.EvaluationCancelled.totals:type_name -> bough.v1.EvalTotals
-	3,  // 39: bough.v1.EvaluationEventBatch.events:type_name -> bough.v1.EvaluationEvent
-	40, // [40:40] is the sub-list for method output_type
-	40, // [40:40] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	6,  // 13: bough.v1.EvaluationEvent.case_planned:type_name -> bough.v1.CasePlanned
+	7,  // 14: bough.v1.EvaluationEvent.case_trial_started:type_name -> bough.v1.CaseTrialStarted
+	8,  // 15: bough.v1.EvaluationEvent.case_trial_ended:type_name -> bough.v1.CaseTrialEnded
+	10, // 16: bough.v1.EvaluationEvent.case_trial_scored:type_name -> bough.v1.CaseTrialScored
+	12, // 17: bough.v1.EvaluationEvent.evaluation_totaled:type_name -> bough.v1.EvaluationTotaled
+	13, // 18: bough.v1.EvaluationEvent.evaluation_cancel_requested:type_name -> bough.v1.EvaluationCancelRequested
+	14, // 19: bough.v1.EvaluationEvent.evaluation_completed:type_name -> bough.v1.EvaluationCompleted
+	15, // 20: bough.v1.EvaluationEvent.evaluation_failed:type_name -> bough.v1.EvaluationFailed
+	16, // 21: bough.v1.EvaluationEvent.evaluation_cancelled:type_name -> bough.v1.EvaluationCancelled
+	11, // 22: bough.v1.EvaluationEvent.suspects_planned:type_name -> bough.v1.SuspectsPlanned
+	9,  // 23: bough.v1.EvaluationEvent.case_trial_retried:type_name -> bough.v1.CaseTrialRetried
+	28, // 24: bough.v1.EvaluationPlanned.eval_set:type_name -> bough.v1.EvalSet
+	29, // 25: bough.v1.EvaluationPlanned.budget:type_name -> bough.v1.Limits
+	30, // 26: bough.v1.EvaluationPlanned.definitions:type_name -> bough.v1.AgentDefinition
+	31, // 27: bough.v1.EvaluationPlanned.pins:type_name -> bough.v1.EvalPins
+	32, // 28: bough.v1.EvaluationPlanned.baseline:type_name -> bough.v1.EvalResult
+	21, // 29: bough.v1.EvaluationPlanned.labels:type_name -> bough.v1.EvaluationPlanned.LabelsEntry
+	5,  // 30: bough.v1.EvaluationPlanned.cells:type_name -> bough.v1.EvalCell
+	30, // 31: bough.v1.EvalCell.definition:type_name -> bough.v1.AgentDefinition
+	22, // 32: bough.v1.EvalCell.values:type_name -> bough.v1.EvalCell.ValuesEntry
+	33, // 33: bough.v1.CasePlanned.eval_case:type_name -> bough.v1.EvalCase
+	34, // 34: bough.v1.CaseTrialRetried.crashed_attempt:type_name -> bough.v1.CrashedAttempt
+	35, // 35: bough.v1.CaseTrialScored.result:type_name -> bough.v1.CaseTrialResult
+	36, // 36: bough.v1.SuspectsPlanned.suspects:type_name -> bough.v1.EvalSuspects
+	25, // 37: bough.v1.EvaluationTotaled.verdict:type_name -> bough.v1.Verdict
+	26, // 38: bough.v1.EvaluationTotaled.totals:type_name -> bough.v1.EvalTotals
+	37, // 39: bough.v1.EvaluationTotaled.gates:type_name -> bough.v1.GateResult
+	38, // 40: bough.v1.EvaluationTotaled.cells:type_name -> bough.v1.CellResult
+	25, // 41: bough.v1.EvaluationCompleted.verdict:type_name -> bough.v1.Verdict
+	24, // 42: bough.v1.EvaluationFailed.error:type_name -> bough.v1.AgentError
+	24, // 43: bough.v1.EvaluationCancelled.error:type_name -> bough.v1.AgentError
+	26, // 44: bough.v1.EvaluationCancelled.totals:type_name -> bough.v1.EvalTotals
+	3,  // 45: bough.v1.EvaluationEventBatch.events:type_name -> bough.v1.EvaluationEvent
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_evaluation_proto_init() }
@@ -1645,6 +1866,7 @@ func file_bough_v1_evaluation_proto_init() {
 		(*EvaluationEvent_EvaluationFailed)(nil),
 		(*EvaluationEvent_EvaluationCancelled)(nil),
 		(*EvaluationEvent_SuspectsPlanned)(nil),
+		(*EvaluationEvent_CaseTrialRetried)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1652,7 +1874,7 @@ func file_bough_v1_evaluation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_evaluation_proto_rawDesc), len(file_bough_v1_evaluation_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

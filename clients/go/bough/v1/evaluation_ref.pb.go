@@ -99,7 +99,9 @@ type EvaluationRef struct {
 	// Of a judge that is asked about one rubric, JudgeRubric.id of it; empty for several, and for any other role.
 	RubricId string `protobuf:"bytes,7,opt,name=rubric_id,json=rubricId,proto3" json:"rubric_id,omitempty"`
 	// Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role.
-	JudgedRunId   string `protobuf:"bytes,8,opt,name=judged_run_id,json=judgedRunId,proto3" json:"judged_run_id,omitempty"`
+	JudgedRunId string `protobuf:"bytes,8,opt,name=judged_run_id,json=judgedRunId,proto3" json:"judged_run_id,omitempty"`
+	// The number of the attempt at the trial, from 0; above 0 after crashes, see EvalDefaults.retry_crashed. 0 for a judge.
+	Attempt       int32 `protobuf:"varint,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -190,11 +192,18 @@ func (x *EvaluationRef) GetJudgedRunId() string {
 	return ""
 }
 
+func (x *EvaluationRef) GetAttempt() int32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 var File_bough_v1_evaluation_ref_proto protoreflect.FileDescriptor
 
 const file_bough_v1_evaluation_ref_proto_rawDesc = "" +
 	"\n" +
-	"\x1dbough/v1/evaluation_ref.proto\x12\bbough.v1\"\x8c\x02\n" +
+	"\x1dbough/v1/evaluation_ref.proto\x12\bbough.v1\"\xa6\x02\n" +
 	"\rEvaluationRef\x12#\n" +
 	"\revaluation_id\x18\x01 \x01(\tR\fevaluationId\x12\x17\n" +
 	"\acase_id\x18\x02 \x01(\tR\x06caseId\x12\x14\n" +
@@ -203,7 +212,8 @@ const file_bough_v1_evaluation_ref_proto_rawDesc = "" +
 	"\x04role\x18\x05 \x01(\x0e2\x18.bough.v1.EvaluationRoleR\x04role\x12\x16\n" +
 	"\x06metric\x18\x06 \x01(\tR\x06metric\x12\x1b\n" +
 	"\trubric_id\x18\a \x01(\tR\brubricId\x12\"\n" +
-	"\rjudged_run_id\x18\b \x01(\tR\vjudgedRunIdB\a\n" +
+	"\rjudged_run_id\x18\b \x01(\tR\vjudgedRunId\x12\x18\n" +
+	"\aattempt\x18\t \x01(\x05R\aattemptB\a\n" +
 	"\x05_turn*\x80\x01\n" +
 	"\x0eEvaluationRole\x12\x1f\n" +
 	"\x1bEVALUATION_ROLE_UNSPECIFIED\x10\x00\x12\x18\n" +

@@ -2327,7 +2327,10 @@ type LlmRetrying struct {
 	// What the failed attempt used, as far as its provider reported it; unset if it reported nothing.
 	LostUsage *Usage `protobuf:"bytes,5,opt,name=lost_usage,json=lostUsage,proto3" json:"lost_usage,omitempty"`
 	// Whether the failed attempt was never sent to a provider. If so it does not count as a model call.
-	NotSent       bool `protobuf:"varint,6,opt,name=not_sent,json=notSent,proto3" json:"not_sent,omitempty"`
+	NotSent bool `protobuf:"varint,6,opt,name=not_sent,json=notSent,proto3" json:"not_sent,omitempty"`
+	// The fault that an evaluation injected into the failed attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
+	// attempt went to no provider, but `not_sent` is false: it counts as a model call.
+	FaultIndex    *int32 `protobuf:"varint,7,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2404,6 +2407,13 @@ func (x *LlmRetrying) GetNotSent() bool {
 	return false
 }
 
+func (x *LlmRetrying) GetFaultIndex() int32 {
+	if x != nil && x.FaultIndex != nil {
+		return *x.FaultIndex
+	}
+	return 0
+}
+
 // A model call ended with an answer.
 type LlmCompleted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2458,7 +2468,10 @@ type LlmFailed struct {
 	// What the last attempt used, as far as its provider reported it; unset if it reported nothing.
 	LostUsage *Usage `protobuf:"bytes,2,opt,name=lost_usage,json=lostUsage,proto3" json:"lost_usage,omitempty"`
 	// Whether the last attempt was never sent to a provider. If so it does not count as a model call.
-	NotSent       bool `protobuf:"varint,3,opt,name=not_sent,json=notSent,proto3" json:"not_sent,omitempty"`
+	NotSent bool `protobuf:"varint,3,opt,name=not_sent,json=notSent,proto3" json:"not_sent,omitempty"`
+	// The fault that an evaluation injected into the last attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
+	// attempt went to no provider, but `not_sent` is false: it counts as a model call.
+	FaultIndex    *int32 `protobuf:"varint,4,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2514,6 +2527,13 @@ func (x *LlmFailed) GetNotSent() bool {
 	return false
 }
 
+func (x *LlmFailed) GetFaultIndex() int32 {
+	if x != nil && x.FaultIndex != nil {
+		return *x.FaultIndex
+	}
+	return 0
+}
+
 // A tool call started.
 type ToolStarted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2522,7 +2542,9 @@ type ToolStarted struct {
 	// Identical for every attempt of this call. Pass it to external APIs to make retries idempotent.
 	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// The mock that answers instead of the tool, by its number in ToolMocks.tools of the run; absent if the tool runs.
-	MockIndex     *int32 `protobuf:"varint,3,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	MockIndex *int32 `protobuf:"varint,3,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	// The fault that an evaluation injects into the call, by its number in ToolMocks.faults of the run; absent for none.
+	FaultIndex    *int32 `protobuf:"varint,4,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2574,6 +2596,13 @@ func (x *ToolStarted) GetIdempotencyKey() string {
 func (x *ToolStarted) GetMockIndex() int32 {
 	if x != nil && x.MockIndex != nil {
 		return *x.MockIndex
+	}
+	return 0
+}
+
+func (x *ToolStarted) GetFaultIndex() int32 {
+	if x != nil && x.FaultIndex != nil {
+		return *x.FaultIndex
 	}
 	return 0
 }
@@ -4114,7 +4143,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x10LlmToolCallDelta\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
-	"\x0farguments_delta\x18\x03 \x01(\tR\x0eargumentsDelta\"\x83\x02\n" +
+	"\x0farguments_delta\x18\x03 \x01(\tR\x0eargumentsDelta\"\xb9\x02\n" +
 	"\vLlmRetrying\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.bough.v1.RetryReasonR\x06reason\x12*\n" +
 	"\x05error\x18\x02 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12/\n" +
@@ -4123,20 +4152,29 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"next_model\x18\x04 \x01(\tR\tnextModel\x12.\n" +
 	"\n" +
 	"lost_usage\x18\x05 \x01(\v2\x0f.bough.v1.UsageR\tlostUsage\x12\x19\n" +
-	"\bnot_sent\x18\x06 \x01(\bR\anotSent\"A\n" +
+	"\bnot_sent\x18\x06 \x01(\bR\anotSent\x12$\n" +
+	"\vfault_index\x18\a \x01(\x05H\x00R\n" +
+	"faultIndex\x88\x01\x01B\x0e\n" +
+	"\f_fault_index\"A\n" +
 	"\fLlmCompleted\x121\n" +
-	"\bresponse\x18\x01 \x01(\v2\x15.bough.v1.LlmResponseR\bresponse\"\x82\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2\x15.bough.v1.LlmResponseR\bresponse\"\xb8\x01\n" +
 	"\tLlmFailed\x12*\n" +
 	"\x05error\x18\x01 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12.\n" +
 	"\n" +
 	"lost_usage\x18\x02 \x01(\v2\x0f.bough.v1.UsageR\tlostUsage\x12\x19\n" +
-	"\bnot_sent\x18\x03 \x01(\bR\anotSent\"\x91\x01\n" +
+	"\bnot_sent\x18\x03 \x01(\bR\anotSent\x12$\n" +
+	"\vfault_index\x18\x04 \x01(\x05H\x00R\n" +
+	"faultIndex\x88\x01\x01B\x0e\n" +
+	"\f_fault_index\"\xc7\x01\n" +
 	"\vToolStarted\x12&\n" +
 	"\x04call\x18\x01 \x01(\v2\x12.bough.v1.ToolCallR\x04call\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12\"\n" +
 	"\n" +
-	"mock_index\x18\x03 \x01(\x05H\x00R\tmockIndex\x88\x01\x01B\r\n" +
-	"\v_mock_index\"9\n" +
+	"mock_index\x18\x03 \x01(\x05H\x00R\tmockIndex\x88\x01\x01\x12$\n" +
+	"\vfault_index\x18\x04 \x01(\x05H\x01R\n" +
+	"faultIndex\x88\x01\x01B\r\n" +
+	"\v_mock_indexB\x0e\n" +
+	"\f_fault_index\"9\n" +
 	"\n" +
 	"ToolOutput\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
@@ -4523,6 +4561,8 @@ func file_bough_v1_event_proto_init() {
 		(*AgentEvent_PlanRevised)(nil),
 	}
 	file_bough_v1_event_proto_msgTypes[7].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[15].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[17].OneofWrappers = []any{}
 	file_bough_v1_event_proto_msgTypes[18].OneofWrappers = []any{}
 	file_bough_v1_event_proto_msgTypes[24].OneofWrappers = []any{
 		(*ValueRecorded_ValueJson)(nil),

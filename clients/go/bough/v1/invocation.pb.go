@@ -467,8 +467,11 @@ type ToolInvocation struct {
 	ExecutedArgumentsJson string `protobuf:"bytes,17,opt,name=executed_arguments_json,json=executedArgumentsJson,proto3" json:"executed_arguments_json,omitempty"`
 	// Whether executed_arguments_json was cut to fit a limit.
 	ExecutedArgumentsTruncated bool `protobuf:"varint,18,opt,name=executed_arguments_truncated,json=executedArgumentsTruncated,proto3" json:"executed_arguments_truncated,omitempty"`
-	// The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none.
-	MockIndex     *int32 `protobuf:"varint,19,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	// The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none, and if it
+	// answered before a fork that brings mocks, which have numbers from 0 again.
+	MockIndex *int32 `protobuf:"varint,19,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	// The fault that was injected into the call, as ToolStarted.fault_index; absent if there was none.
+	FaultIndex    *int32 `protobuf:"varint,20,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -636,6 +639,68 @@ func (x *ToolInvocation) GetMockIndex() int32 {
 	return 0
 }
 
+func (x *ToolInvocation) GetFaultIndex() int32 {
+	if x != nil && x.FaultIndex != nil {
+		return *x.FaultIndex
+	}
+	return 0
+}
+
+// How often a fault of an evaluation was injected.
+type FaultCount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the fault in ToolMocks.faults of the run, from 0.
+	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// How many calls or attempts it was injected into.
+	Count         int64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FaultCount) Reset() {
+	*x = FaultCount{}
+	mi := &file_bough_v1_invocation_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FaultCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FaultCount) ProtoMessage() {}
+
+func (x *FaultCount) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_invocation_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FaultCount.ProtoReflect.Descriptor instead.
+func (*FaultCount) Descriptor() ([]byte, []int) {
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *FaultCount) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *FaultCount) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // One agent's execution in a run: a node of the tree.
 //
 // Field 24 (origin) is reserved for a later version.
@@ -698,15 +763,18 @@ type AgentInvocation struct {
 	// The parameters of its last model call, calls that make summaries left out; unset if it made none, or left all of them to the
 	// provider.
 	Settings *ModelSettings `protobuf:"bytes,29,opt,name=settings,proto3" json:"settings,omitempty"`
-	// The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none.
-	MockIndex     *int32 `protobuf:"varint,30,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	// The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none, and if it
+	// answered before a fork that brings mocks, which have numbers from 0 again.
+	MockIndex *int32 `protobuf:"varint,30,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	// The faults that were injected into attempts of its model calls, by number; empty for none.
+	ModelFaults   []*FaultCount `protobuf:"bytes,31,rep,name=model_faults,json=modelFaults,proto3" json:"model_faults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentInvocation) Reset() {
 	*x = AgentInvocation{}
-	mi := &file_bough_v1_invocation_proto_msgTypes[3]
+	mi := &file_bough_v1_invocation_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +786,7 @@ func (x *AgentInvocation) String() string {
 func (*AgentInvocation) ProtoMessage() {}
 
 func (x *AgentInvocation) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_invocation_proto_msgTypes[3]
+	mi := &file_bough_v1_invocation_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +799,7 @@ func (x *AgentInvocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentInvocation.ProtoReflect.Descriptor instead.
 func (*AgentInvocation) Descriptor() ([]byte, []int) {
-	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *AgentInvocation) GetInvocationId() string {
@@ -937,6 +1005,13 @@ func (x *AgentInvocation) GetMockIndex() int32 {
 	return 0
 }
 
+func (x *AgentInvocation) GetModelFaults() []*FaultCount {
+	if x != nil {
+		return x.ModelFaults
+	}
+	return nil
+}
+
 // A run of this server, up to a sequence. What a call that names one says of a run that is not there, or of a sequence beyond its
 // log, holds for the call itself; in a case of an evaluation it makes the trial not scored.
 type RunRef struct {
@@ -951,7 +1026,7 @@ type RunRef struct {
 
 func (x *RunRef) Reset() {
 	*x = RunRef{}
-	mi := &file_bough_v1_invocation_proto_msgTypes[4]
+	mi := &file_bough_v1_invocation_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -963,7 +1038,7 @@ func (x *RunRef) String() string {
 func (*RunRef) ProtoMessage() {}
 
 func (x *RunRef) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_invocation_proto_msgTypes[4]
+	mi := &file_bough_v1_invocation_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -976,7 +1051,7 @@ func (x *RunRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRef.ProtoReflect.Descriptor instead.
 func (*RunRef) Descriptor() ([]byte, []int) {
-	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunRef) GetRunId() string {
@@ -1009,7 +1084,7 @@ type InvocationSource struct {
 
 func (x *InvocationSource) Reset() {
 	*x = InvocationSource{}
-	mi := &file_bough_v1_invocation_proto_msgTypes[5]
+	mi := &file_bough_v1_invocation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1096,7 @@ func (x *InvocationSource) String() string {
 func (*InvocationSource) ProtoMessage() {}
 
 func (x *InvocationSource) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_invocation_proto_msgTypes[5]
+	mi := &file_bough_v1_invocation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1109,7 @@ func (x *InvocationSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationSource.ProtoReflect.Descriptor instead.
 func (*InvocationSource) Descriptor() ([]byte, []int) {
-	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *InvocationSource) GetSource() isInvocationSource_Source {
@@ -1102,7 +1177,7 @@ type InvocationOptions struct {
 
 func (x *InvocationOptions) Reset() {
 	*x = InvocationOptions{}
-	mi := &file_bough_v1_invocation_proto_msgTypes[6]
+	mi := &file_bough_v1_invocation_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1189,7 @@ func (x *InvocationOptions) String() string {
 func (*InvocationOptions) ProtoMessage() {}
 
 func (x *InvocationOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_invocation_proto_msgTypes[6]
+	mi := &file_bough_v1_invocation_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1202,7 @@ func (x *InvocationOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvocationOptions.ProtoReflect.Descriptor instead.
 func (*InvocationOptions) Descriptor() ([]byte, []int) {
-	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_invocation_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *InvocationOptions) GetIncludeSteps() bool {
@@ -1215,7 +1290,7 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\x12session_state_json\x18\x18 \x01(\tR\x10sessionStateJson\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe5\x06\n" +
 	"\x0eToolInvocation\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -1240,9 +1315,16 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\x17executed_arguments_json\x18\x11 \x01(\tR\x15executedArgumentsJson\x12@\n" +
 	"\x1cexecuted_arguments_truncated\x18\x12 \x01(\bR\x1aexecutedArgumentsTruncated\x12\"\n" +
 	"\n" +
-	"mock_index\x18\x13 \x01(\x05H\x01R\tmockIndex\x88\x01\x01B\r\n" +
+	"mock_index\x18\x13 \x01(\x05H\x01R\tmockIndex\x88\x01\x01\x12$\n" +
+	"\vfault_index\x18\x14 \x01(\x05H\x02R\n" +
+	"faultIndex\x88\x01\x01B\r\n" +
 	"\v_step_indexB\r\n" +
-	"\v_mock_index\"\xb0\t\n" +
+	"\v_mock_indexB\x0e\n" +
+	"\f_fault_index\"8\n" +
+	"\n" +
+	"FaultCount\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\"\xe9\t\n" +
 	"\x0fAgentInvocation\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x120\n" +
 	"\x14parent_invocation_id\x18\x02 \x01(\tR\x12parentInvocationId\x12\x12\n" +
@@ -1279,7 +1361,8 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\titeration\x18\x1c \x01(\x05H\x00R\titeration\x88\x01\x01\x123\n" +
 	"\bsettings\x18\x1d \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\x12\"\n" +
 	"\n" +
-	"mock_index\x18\x1e \x01(\x05H\x01R\tmockIndex\x88\x01\x01B\f\n" +
+	"mock_index\x18\x1e \x01(\x05H\x01R\tmockIndex\x88\x01\x01\x127\n" +
+	"\fmodel_faults\x18\x1f \x03(\v2\x14.bough.v1.FaultCountR\vmodelFaultsB\f\n" +
 	"\n" +
 	"_iterationB\r\n" +
 	"\v_mock_index\"E\n" +
@@ -1335,72 +1418,74 @@ func file_bough_v1_invocation_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_invocation_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_bough_v1_invocation_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_bough_v1_invocation_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_bough_v1_invocation_proto_goTypes = []any{
 	(AnomalyKind)(0),              // 0: bough.v1.AnomalyKind
 	(*Anomaly)(nil),               // 1: bough.v1.Anomaly
 	(*Invocation)(nil),            // 2: bough.v1.Invocation
 	(*ToolInvocation)(nil),        // 3: bough.v1.ToolInvocation
-	(*AgentInvocation)(nil),       // 4: bough.v1.AgentInvocation
-	(*RunRef)(nil),                // 5: bough.v1.RunRef
-	(*InvocationSource)(nil),      // 6: bough.v1.InvocationSource
-	(*InvocationOptions)(nil),     // 7: bough.v1.InvocationOptions
-	nil,                           // 8: bough.v1.Invocation.LabelsEntry
-	(*Message)(nil),               // 9: bough.v1.Message
-	(*AgentStep)(nil),             // 10: bough.v1.AgentStep
-	(ExecutionState)(0),           // 11: bough.v1.ExecutionState
-	(*AgentError)(nil),            // 12: bough.v1.AgentError
-	(*Usage)(nil),                 // 13: bough.v1.Usage
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(*ForkOrigin)(nil),            // 15: bough.v1.ForkOrigin
-	(AgentKind)(0),                // 16: bough.v1.AgentKind
-	(InvocationTrigger)(0),        // 17: bough.v1.InvocationTrigger
-	(EndReason)(0),                // 18: bough.v1.EndReason
-	(CancelReason)(0),             // 19: bough.v1.CancelReason
-	(*ModelSettings)(nil),         // 20: bough.v1.ModelSettings
+	(*FaultCount)(nil),            // 4: bough.v1.FaultCount
+	(*AgentInvocation)(nil),       // 5: bough.v1.AgentInvocation
+	(*RunRef)(nil),                // 6: bough.v1.RunRef
+	(*InvocationSource)(nil),      // 7: bough.v1.InvocationSource
+	(*InvocationOptions)(nil),     // 8: bough.v1.InvocationOptions
+	nil,                           // 9: bough.v1.Invocation.LabelsEntry
+	(*Message)(nil),               // 10: bough.v1.Message
+	(*AgentStep)(nil),             // 11: bough.v1.AgentStep
+	(ExecutionState)(0),           // 12: bough.v1.ExecutionState
+	(*AgentError)(nil),            // 13: bough.v1.AgentError
+	(*Usage)(nil),                 // 14: bough.v1.Usage
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*ForkOrigin)(nil),            // 16: bough.v1.ForkOrigin
+	(AgentKind)(0),                // 17: bough.v1.AgentKind
+	(InvocationTrigger)(0),        // 18: bough.v1.InvocationTrigger
+	(EndReason)(0),                // 19: bough.v1.EndReason
+	(CancelReason)(0),             // 20: bough.v1.CancelReason
+	(*ModelSettings)(nil),         // 21: bough.v1.ModelSettings
 }
 var file_bough_v1_invocation_proto_depIdxs = []int32{
 	0,  // 0: bough.v1.Anomaly.kind:type_name -> bough.v1.AnomalyKind
-	8,  // 1: bough.v1.Invocation.labels:type_name -> bough.v1.Invocation.LabelsEntry
-	9,  // 2: bough.v1.Invocation.user_content:type_name -> bough.v1.Message
-	9,  // 3: bough.v1.Invocation.final_response:type_name -> bough.v1.Message
-	9,  // 4: bough.v1.Invocation.intermediate_responses:type_name -> bough.v1.Message
+	9,  // 1: bough.v1.Invocation.labels:type_name -> bough.v1.Invocation.LabelsEntry
+	10, // 2: bough.v1.Invocation.user_content:type_name -> bough.v1.Message
+	10, // 3: bough.v1.Invocation.final_response:type_name -> bough.v1.Message
+	10, // 4: bough.v1.Invocation.intermediate_responses:type_name -> bough.v1.Message
 	3,  // 5: bough.v1.Invocation.tools:type_name -> bough.v1.ToolInvocation
-	4,  // 6: bough.v1.Invocation.agents:type_name -> bough.v1.AgentInvocation
-	10, // 7: bough.v1.Invocation.steps:type_name -> bough.v1.AgentStep
-	11, // 8: bough.v1.Invocation.state:type_name -> bough.v1.ExecutionState
-	12, // 9: bough.v1.Invocation.error:type_name -> bough.v1.AgentError
-	13, // 10: bough.v1.Invocation.tree_usage:type_name -> bough.v1.Usage
-	13, // 11: bough.v1.Invocation.inherited_usage:type_name -> bough.v1.Usage
-	14, // 12: bough.v1.Invocation.start_time:type_name -> google.protobuf.Timestamp
-	14, // 13: bough.v1.Invocation.end_time:type_name -> google.protobuf.Timestamp
-	15, // 14: bough.v1.Invocation.forked_from:type_name -> bough.v1.ForkOrigin
+	5,  // 6: bough.v1.Invocation.agents:type_name -> bough.v1.AgentInvocation
+	11, // 7: bough.v1.Invocation.steps:type_name -> bough.v1.AgentStep
+	12, // 8: bough.v1.Invocation.state:type_name -> bough.v1.ExecutionState
+	13, // 9: bough.v1.Invocation.error:type_name -> bough.v1.AgentError
+	14, // 10: bough.v1.Invocation.tree_usage:type_name -> bough.v1.Usage
+	14, // 11: bough.v1.Invocation.inherited_usage:type_name -> bough.v1.Usage
+	15, // 12: bough.v1.Invocation.start_time:type_name -> google.protobuf.Timestamp
+	15, // 13: bough.v1.Invocation.end_time:type_name -> google.protobuf.Timestamp
+	16, // 14: bough.v1.Invocation.forked_from:type_name -> bough.v1.ForkOrigin
 	1,  // 15: bough.v1.Invocation.anomalies:type_name -> bough.v1.Anomaly
-	11, // 16: bough.v1.ToolInvocation.state:type_name -> bough.v1.ExecutionState
-	12, // 17: bough.v1.ToolInvocation.error:type_name -> bough.v1.AgentError
-	14, // 18: bough.v1.ToolInvocation.start_time:type_name -> google.protobuf.Timestamp
-	14, // 19: bough.v1.ToolInvocation.end_time:type_name -> google.protobuf.Timestamp
-	16, // 20: bough.v1.AgentInvocation.kind:type_name -> bough.v1.AgentKind
-	17, // 21: bough.v1.AgentInvocation.trigger:type_name -> bough.v1.InvocationTrigger
-	11, // 22: bough.v1.AgentInvocation.state:type_name -> bough.v1.ExecutionState
-	18, // 23: bough.v1.AgentInvocation.end_reason:type_name -> bough.v1.EndReason
-	12, // 24: bough.v1.AgentInvocation.error:type_name -> bough.v1.AgentError
-	14, // 25: bough.v1.AgentInvocation.start_time:type_name -> google.protobuf.Timestamp
-	14, // 26: bough.v1.AgentInvocation.end_time:type_name -> google.protobuf.Timestamp
-	13, // 27: bough.v1.AgentInvocation.usage:type_name -> bough.v1.Usage
-	13, // 28: bough.v1.AgentInvocation.tree_usage:type_name -> bough.v1.Usage
-	9,  // 29: bough.v1.AgentInvocation.input:type_name -> bough.v1.Message
-	9,  // 30: bough.v1.AgentInvocation.output:type_name -> bough.v1.Message
+	12, // 16: bough.v1.ToolInvocation.state:type_name -> bough.v1.ExecutionState
+	13, // 17: bough.v1.ToolInvocation.error:type_name -> bough.v1.AgentError
+	15, // 18: bough.v1.ToolInvocation.start_time:type_name -> google.protobuf.Timestamp
+	15, // 19: bough.v1.ToolInvocation.end_time:type_name -> google.protobuf.Timestamp
+	17, // 20: bough.v1.AgentInvocation.kind:type_name -> bough.v1.AgentKind
+	18, // 21: bough.v1.AgentInvocation.trigger:type_name -> bough.v1.InvocationTrigger
+	12, // 22: bough.v1.AgentInvocation.state:type_name -> bough.v1.ExecutionState
+	19, // 23: bough.v1.AgentInvocation.end_reason:type_name -> bough.v1.EndReason
+	13, // 24: bough.v1.AgentInvocation.error:type_name -> bough.v1.AgentError
+	15, // 25: bough.v1.AgentInvocation.start_time:type_name -> google.protobuf.Timestamp
+	15, // 26: bough.v1.AgentInvocation.end_time:type_name -> google.protobuf.Timestamp
+	14, // 27: bough.v1.AgentInvocation.usage:type_name -> bough.v1.Usage
+	14, // 28: bough.v1.AgentInvocation.tree_usage:type_name -> bough.v1.Usage
+	10, // 29: bough.v1.AgentInvocation.input:type_name -> bough.v1.Message
+	10, // 30: bough.v1.AgentInvocation.output:type_name -> bough.v1.Message
 	1,  // 31: bough.v1.AgentInvocation.anomalies:type_name -> bough.v1.Anomaly
-	19, // 32: bough.v1.AgentInvocation.cancel_reason:type_name -> bough.v1.CancelReason
-	20, // 33: bough.v1.AgentInvocation.settings:type_name -> bough.v1.ModelSettings
-	5,  // 34: bough.v1.InvocationSource.run:type_name -> bough.v1.RunRef
-	2,  // 35: bough.v1.InvocationSource.invocation:type_name -> bough.v1.Invocation
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	20, // 32: bough.v1.AgentInvocation.cancel_reason:type_name -> bough.v1.CancelReason
+	21, // 33: bough.v1.AgentInvocation.settings:type_name -> bough.v1.ModelSettings
+	4,  // 34: bough.v1.AgentInvocation.model_faults:type_name -> bough.v1.FaultCount
+	6,  // 35: bough.v1.InvocationSource.run:type_name -> bough.v1.RunRef
+	2,  // 36: bough.v1.InvocationSource.invocation:type_name -> bough.v1.Invocation
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_invocation_proto_init() }
@@ -1416,19 +1501,19 @@ func file_bough_v1_invocation_proto_init() {
 	file_bough_v1_step_proto_init()
 	file_bough_v1_usage_proto_init()
 	file_bough_v1_invocation_proto_msgTypes[2].OneofWrappers = []any{}
-	file_bough_v1_invocation_proto_msgTypes[3].OneofWrappers = []any{}
-	file_bough_v1_invocation_proto_msgTypes[5].OneofWrappers = []any{
+	file_bough_v1_invocation_proto_msgTypes[4].OneofWrappers = []any{}
+	file_bough_v1_invocation_proto_msgTypes[6].OneofWrappers = []any{
 		(*InvocationSource_Run)(nil),
 		(*InvocationSource_Invocation)(nil),
 	}
-	file_bough_v1_invocation_proto_msgTypes[6].OneofWrappers = []any{}
+	file_bough_v1_invocation_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_invocation_proto_rawDesc), len(file_bough_v1_invocation_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -10,6 +10,7 @@ from bough.v1 import error_pb2 as _error_pb2
 from bough.v1 import eval_set_pb2 as _eval_set_pb2
 from bough.v1 import execution_pb2 as _execution_pb2
 from bough.v1 import input_pb2 as _input_pb2
+from bough.v1 import invocation_pb2 as _invocation_pb2
 from bough.v1 import usage_pb2 as _usage_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -347,6 +348,7 @@ class EvalResult(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
     """The evaluation; empty if there was none, as in the result of ScoreInvocations."""
     eval_set_name: _builtins.str
@@ -402,6 +404,12 @@ class EvalResult(_message.Message):
     def suspects(self) -> Global___EvalSuspects:
         """The cases that ran again to compare them with the baseline; unset if that was not asked for, and until it is decided."""
 
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___CellResult]:
+        """What each cell of the matrix came to, in their order: the last of EvalMatrix's fields varies fastest. Empty without a matrix, and until
+        the evaluation has SUCCEEDED.
+        """
+
     def __init__(
         self,
         *,
@@ -419,14 +427,87 @@ class EvalResult(_message.Message):
         error: _error_pb2.AgentError | None = ...,
         reason: _builtins.str = ...,
         suspects: Global___EvalSuspects | None = ...,
+        cells: _abc.Iterable[Global___CellResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "pins", b"pins", "suspects", b"suspects", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "eval_set_name", b"eval_set_name", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "reason", b"reason", "state", b"state", "suspects", b"suspects", "totals", b"totals", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "cells", b"cells", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "eval_set_name", b"eval_set_name", "evaluation_id", b"evaluation_id", "gates", b"gates", "labels", b"labels", "pins", b"pins", "reason", b"reason", "state", b"state", "suspects", b"suspects", "totals", b"totals", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvalResult: _TypeAlias = EvalResult  # noqa: Y015
+
+@_typing.final
+class CellResult(_message.Message):
+    """What a cell of a matrix came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CELL_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    P_VALUE_FIELD_NUMBER: _builtins.int
+    cell: _builtins.str
+    """The name of the cell, such as "model=small, instruction=2"."""
+    revision: _builtins.str
+    """The revision of the changed agent's definition."""
+    best: _builtins.bool
+    """Whether the cell passes more often than every other, beyond chance: by the exact one-sided test stratified by case, each comparison at
+    5 % divided by the number of cells. At most one cell is.
+    """
+    p_value: _builtins.float
+    """Of the first cell with the highest pass rate: the largest probability of its comparisons, times the number of cells, at most 1; it is
+    `best` if that is at most 0.05. Absent of all others.
+    """
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The values by the names of EvalMatrix's fields; an instruction by its number, from 1."""
+
+    @_builtins.property
+    def totals(self) -> Global___EvalTotals:
+        """The numbers over the cases of the cell, without `flaky_cases`, and with the means of the first 100 metrics by name."""
+
+    def __init__(
+        self,
+        *,
+        cell: _builtins.str = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        revision: _builtins.str = ...,
+        totals: Global___EvalTotals | None = ...,
+        best: _builtins.bool = ...,
+        p_value: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_p_value", b"_p_value", "p_value", b"p_value", "totals", b"totals"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_p_value", b"_p_value", "best", b"best", "cell", b"cell", "p_value", b"p_value", "revision", b"revision", "totals", b"totals", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__p_value: _TypeAlias = _typing.Literal["p_value"]  # noqa: Y015
+    _WhichOneofArgType__p_value: _TypeAlias = _typing.Literal["_p_value", b"_p_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__p_value) -> _WhichOneofReturnType__p_value | None: ...
+
+Global___CellResult: _TypeAlias = CellResult  # noqa: Y015
 
 @_typing.final
 class EvalSuspects(_message.Message):
@@ -440,6 +521,7 @@ class EvalSuspects(_message.Message):
     TRIALS_FIELD_NUMBER: _builtins.int
     BASELINE_PINS_FIELD_NUMBER: _builtins.int
     BASELINE_NOT_RERUN_REASON_FIELD_NUMBER: _builtins.int
+    RECORDED_CASE_IDS_FIELD_NUMBER: _builtins.int
     trials: _builtins.int
     """How many fresh trials each has: EvaluateRequest.rerun_suspects, or fewer if all of them would be more than 100,000 together."""
     baseline_not_rerun_reason: _builtins.str
@@ -452,6 +534,12 @@ class EvalSuspects(_message.Message):
     def baseline_pins(self) -> Global___EvalPins:
         """The pins of the baseline, if it has run again as often, with the definitions that they name; unset if it has not."""
 
+    @_builtins.property
+    def recorded_case_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """EvalCase.id of each case that cannot run again because it is recorded, in the order of the set, whether a trial of it failed or not. The
+        test of all cases compares those that the baseline has too by their planned trials.
+        """
+
     def __init__(
         self,
         *,
@@ -459,10 +547,11 @@ class EvalSuspects(_message.Message):
         trials: _builtins.int = ...,
         baseline_pins: Global___EvalPins | None = ...,
         baseline_not_rerun_reason: _builtins.str = ...,
+        recorded_case_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["baseline_pins", b"baseline_pins"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_not_rerun_reason", b"baseline_not_rerun_reason", "baseline_pins", b"baseline_pins", "case_ids", b"case_ids", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_not_rerun_reason", b"baseline_not_rerun_reason", "baseline_pins", b"baseline_pins", "case_ids", b"case_ids", "recorded_case_ids", b"recorded_case_ids", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -470,8 +559,8 @@ Global___EvalSuspects: _TypeAlias = EvalSuspects  # noqa: Y015
 
 @_typing.final
 class EvalPins(_message.Message):
-    """What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
-    is not in it, nor are the number of trials, the budget, and stored runs that were scored.
+    """What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The number of trials, the budget, and
+    stored runs that were scored are not in it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -585,6 +674,7 @@ class EvalPins(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     USERS_FIELD_NUMBER: _builtins.int
+    CODE_DIGEST_FIELD_NUMBER: _builtins.int
     eval_set_digest: _builtins.str
     """The digest of the set, its cases included."""
     prices: _builtins.str
@@ -593,6 +683,10 @@ class EvalPins(_message.Message):
     """The agent that was evaluated; empty if every case has recorded invocations."""
     server_version: _builtins.str
     """The version of the server that planned the evaluation."""
+    code_digest: _builtins.str
+    """The hash of the sources of the project's Python modules that were loaded when the server started: the code of its agents, tools,
+    functions and metrics. Empty without any, and in results from before it was there. A baseline of another hash does not run again.
+    """
     @_builtins.property
     def agents(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Agent name to the revision of its definition, of every agent that the evaluated agent can reach."""
@@ -625,10 +719,11 @@ class EvalPins(_message.Message):
         agent: _builtins.str = ...,
         server_version: _builtins.str = ...,
         users: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        code_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "eval_set_digest", b"eval_set_digest", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "tools", b"tools", "users", b"users"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agents", b"agents", "code_digest", b"code_digest", "eval_set_digest", b"eval_set_digest", "judges", b"judges", "models", b"models", "prices", b"prices", "server_version", b"server_version", "tools", b"tools", "users", b"users"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -706,8 +801,9 @@ class EvalTotals(_message.Message):
     RERUNS_FIELD_NUMBER: _builtins.int
     RERUNS_ENDED_FIELD_NUMBER: _builtins.int
     USER_USAGE_FIELD_NUMBER: _builtins.int
+    RETRIED_TRIALS_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
-    """How many cases the set has."""
+    """How many cases the set has; with a matrix, as many for each cell."""
     cases_passed: _builtins.int
     """How many of them passed; final once every trial is scored."""
     cases_failed: _builtins.int
@@ -726,6 +822,8 @@ class EvalTotals(_message.Message):
     """How many fresh trials suspects have, those of the baseline included. No other number but what was used counts them."""
     reruns_ended: _builtins.int
     """How many fresh trials are scored, those that could not be scored included."""
+    retried_trials: _builtins.int
+    """How many trials, fresh ones included, were run again after a crash."""
     @_builtins.property
     def pass_rate_interval(self) -> Global___ConfidenceInterval:
         """The interval of pass_rate, from resampling the cases, and over 500 cases by the normal distribution; unset while no case has a
@@ -773,10 +871,11 @@ class EvalTotals(_message.Message):
         reruns: _builtins.int = ...,
         reruns_ended: _builtins.int = ...,
         user_usage: _usage_pb2.Usage | None = ...,
+        retried_trials: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "judge_usage", b"judge_usage", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "usage", b"usage", "user_usage", b"user_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "reruns", b"reruns", "reruns_ended", b"reruns_ended", "trials", b"trials", "trials_ended", b"trials_ended", "trials_passed", b"trials_passed", "usage", b"usage", "user_usage", b"user_usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "cases", b"cases", "cases_failed", b"cases_failed", "cases_not_evaluated", b"cases_not_evaluated", "cases_passed", b"cases_passed", "flaky_cases", b"flaky_cases", "judge_usage", b"judge_usage", "metric_means", b"metric_means", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "reruns", b"reruns", "reruns_ended", b"reruns_ended", "retried_trials", b"retried_trials", "trials", b"trials", "trials_ended", b"trials_ended", "trials_passed", b"trials_passed", "usage", b"usage", "user_usage", b"user_usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -822,6 +921,8 @@ class CaseResult(_message.Message):
     RERUNS_FIELD_NUMBER: _builtins.int
     TRIAL_MEANS_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id; of ScoreInvocations as ScoreInvocationsResponse.result says. Unique in the result, but in files of other systems."""
     verdict: Global___Verdict.ValueType
@@ -830,9 +931,11 @@ class CaseResult(_message.Message):
     """
     reason: _builtins.str
     """Why the case did not pass, in a sentence; empty if it passed."""
+    cell: _builtins.str
+    """CellResult.cell of the cell that the case was run in; empty without a matrix."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """EvalCase.labels; empty for none, and in a result that was shortened to fit."""
+        """EvalCase.labels, and with a matrix "bough/cell"; empty for none, and in a result that was shortened to fit."""
 
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_eval_set_pb2.EvalTurn]:
@@ -866,6 +969,10 @@ class CaseResult(_message.Message):
     def user(self) -> _eval_set_pb2.SimulatedUser:
         """EvalCase.user: who plays the user after `turns`, and what is expected of the whole conversation; unset for a case without."""
 
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___FaultSummary]:
+        """The faults of the case, and how often each was injected; empty until all trials are scored."""
+
     def __init__(
         self,
         *,
@@ -881,14 +988,50 @@ class CaseResult(_message.Message):
         reruns: _abc.Iterable[Global___CaseTrialResult] | None = ...,
         trial_means: Global___TrialMeans | None = ...,
         user: _eval_set_pb2.SimulatedUser | None = ...,
+        faults: _abc.Iterable[Global___FaultSummary] | None = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics", "trial_means", b"trial_means", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "reruns", b"reruns", "statistics", b"statistics", "trial_means", b"trial_means", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "user", b"user", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "cell", b"cell", "faults", b"faults", "labels", b"labels", "metrics", b"metrics", "reason", b"reason", "reruns", b"reruns", "statistics", b"statistics", "trial_means", b"trial_means", "trials", b"trials", "turns", b"turns", "unused_mocks", b"unused_mocks", "user", b"user", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CaseResult: _TypeAlias = CaseResult  # noqa: Y015
+
+@_typing.final
+class CrashedAttempt(_message.Message):
+    """An attempt at a trial that crashed, after which the trial began anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why it crashed, in a sentence."""
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The runs, one for each turn that was run."""
+
+    @_builtins.property
+    def usage(self) -> _usage_pb2.Usage:
+        """What they used."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        usage: _usage_pb2.Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "run_ids", b"run_ids", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CrashedAttempt: _TypeAlias = CrashedAttempt  # noqa: Y015
 
 @_typing.final
 class TrialMeans(_message.Message):
@@ -966,6 +1109,48 @@ class UnusedMock(_message.Message):
 Global___UnusedMock: _TypeAlias = UnusedMock  # noqa: Y015
 
 @_typing.final
+class FaultSummary(_message.Message):
+    """A fault of a case over its trials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    IS_MODEL_FIELD_NUMBER: _builtins.int
+    INJECTED_FIELD_NUMBER: _builtins.int
+    TRIALS_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The number of the fault in EvalCase.faults, or in those of the set's defaults, from 0."""
+    name: _builtins.str
+    """The name of the tool or model that it concerns."""
+    is_model: _builtins.bool
+    """Whether it concerns a model, not a tool."""
+    injected: _builtins.int
+    """How many calls of tools, or attempts of models, it was injected into."""
+    trials: _builtins.int
+    """In how many trials that passed or failed it was injected."""
+    passed: _builtins.int
+    """How many of `trials` passed."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+        is_model: _builtins.bool = ...,
+        injected: _builtins.int = ...,
+        trials: _builtins.int = ...,
+        passed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "injected", b"injected", "is_model", b"is_model", "name", b"name", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FaultSummary: _TypeAlias = FaultSummary  # noqa: Y015
+
+@_typing.final
 class MetricSummary(_message.Message):
     """One metric of a case over its trials."""
 
@@ -1020,7 +1205,6 @@ class PassStatistics(_message.Message):
     PASS_ALL_K_INTERVALS_FIELD_NUMBER: _builtins.int
     FLAKY_FIELD_NUMBER: _builtins.int
     DISTINCT_TRIALS_FIELD_NUMBER: _builtins.int
-    DISTINCT_PASSED_FIELD_NUMBER: _builtins.int
     trials: _builtins.int
     """How many trials passed or failed; those that could not be scored do not count."""
     passed: _builtins.int
@@ -1030,12 +1214,12 @@ class PassStatistics(_message.Message):
     flaky: _builtins.bool
     """Whether some trials passed and some did not."""
     distinct_trials: _builtins.int
-    """For how many trials `trials` count in intervals and comparisons: those that share all of their judgments, and their verdict, are one."""
-    distinct_passed: _builtins.int
-    """How many of `distinct_trials` passed."""
+    """For how many trials `trials` count in intervals: those that share all of their judgments are one, and beside judged trials a crashed
+    one, which has no judgment, is none. The test of regressions counts each trial.
+    """
     @_builtins.property
     def pass_rate_interval(self) -> Global___ConfidenceInterval:
-        """The Wilson interval of pass_rate, over distinct_trials; unset without trials."""
+        """The Wilson interval of pass_rate as if it were that of distinct_trials; unset without trials."""
 
     @_builtins.property
     def pass_at_k(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1061,11 +1245,10 @@ class PassStatistics(_message.Message):
         pass_all_k_intervals: _abc.Iterable[Global___ConfidenceInterval] | None = ...,
         flaky: _builtins.bool = ...,
         distinct_trials: _builtins.int = ...,
-        distinct_passed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "distinct_passed", b"distinct_passed", "distinct_trials", b"distinct_trials", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate", "distinct_trials", b"distinct_trials", "flaky", b"flaky", "pass_all_k", b"pass_all_k", "pass_all_k_intervals", b"pass_all_k_intervals", "pass_at_k", b"pass_at_k", "pass_rate", b"pass_rate", "pass_rate_interval", b"pass_rate_interval", "passed", b"passed", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pass_rate: _TypeAlias = _typing.Literal["pass_rate"]  # noqa: Y015
     _WhichOneofArgType__pass_rate: _TypeAlias = _typing.Literal["_pass_rate", b"_pass_rate"]  # noqa: Y015
@@ -1095,6 +1278,8 @@ class CaseTrialResult(_message.Message):
     PURPOSE_FIELD_NUMBER: _builtins.int
     USER_USAGE_FIELD_NUMBER: _builtins.int
     USER_FINISHED_FIELD_NUMBER: _builtins.int
+    INJECTED_FAULTS_FIELD_NUMBER: _builtins.int
+    CRASHED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """EvalCase.id of the case that the trial is of."""
     trial: _builtins.int
@@ -1119,7 +1304,7 @@ class CaseTrialResult(_message.Message):
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What the runs of all turns used, judges and the simulated user left out."""
+        """What the runs of all turns used, those of crashed attempts included, judges and the simulated user left out."""
 
     @_builtins.property
     def judge_usage(self) -> _usage_pb2.Usage:
@@ -1147,6 +1332,14 @@ class CaseTrialResult(_message.Message):
     def user_usage(self) -> _usage_pb2.Usage:
         """What the simulated user used; unset without one."""
 
+    @_builtins.property
+    def injected_faults(self) -> _containers.RepeatedCompositeFieldContainer[_invocation_pb2.FaultCount]:
+        """The faults of the case that were injected, by number. Empty in a result that was shortened to fit."""
+
+    @_builtins.property
+    def crashed_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CrashedAttempt]:
+        """The attempts that crashed before the one that this is the result of, in order; empty if the trial was not run again."""
+
     def __init__(
         self,
         *,
@@ -1166,10 +1359,12 @@ class CaseTrialResult(_message.Message):
         purpose: Global___TrialPurpose.ValueType = ...,
         user_usage: _usage_pb2.Usage | None = ...,
         user_finished: _builtins.bool | None = ...,
+        injected_faults: _abc.Iterable[_invocation_pb2.FaultCount] | None = ...,
+        crashed_attempts: _abc.Iterable[Global___CrashedAttempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "duration", b"duration", "judge_usage", b"judge_usage", "unanswered", b"unanswered", "usage", b"usage", "user_finished", b"user_finished", "user_usage", b"user_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "case_id", b"case_id", "crashed", b"crashed", "duration", b"duration", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_agent_mocks", b"used_agent_mocks", "used_mocks", b"used_mocks", "user_finished", b"user_finished", "user_usage", b"user_usage", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished", "case_id", b"case_id", "crashed", b"crashed", "crashed_attempts", b"crashed_attempts", "duration", b"duration", "injected_faults", b"injected_faults", "judge_usage", b"judge_usage", "purpose", b"purpose", "reason", b"reason", "scores", b"scores", "trial", b"trial", "turns", b"turns", "unanswered", b"unanswered", "usage", b"usage", "used_agent_mocks", b"used_agent_mocks", "used_mocks", b"used_mocks", "user_finished", b"user_finished", "user_usage", b"user_usage", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__user_finished: _TypeAlias = _typing.Literal["user_finished"]  # noqa: Y015
     _WhichOneofArgType__user_finished: _TypeAlias = _typing.Literal["_user_finished", b"_user_finished"]  # noqa: Y015
@@ -1535,18 +1730,24 @@ class Judgment(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GRADE_FIELD_NUMBER: _builtins.int
     rubric_id: _builtins.str
     """JudgeRubric.id, unique in the metric."""
     sample: _builtins.int
     """The number of the sample, from 0; below LlmJudgeMetric.samples."""
     holds: _builtins.bool
-    """Whether the rubric holds; absent if the judge did not say."""
+    """Whether the rubric holds; absent if the judge did not say, and of a rubric with a scale."""
     reason: _builtins.str
-    """Why, in the judge's words, or why there is no judgment."""
+    """Why, in the judge's words, or why there is no judgment; it may be cut."""
     run_id: _builtins.str
     """The run of the judge, which may be an earlier evaluation's; empty if none was started."""
     turn: _builtins.int
     """The number of the turn, from 0."""
+    model: _builtins.str
+    """The configured name of the model that judged; empty in results of servers that had one judge for each metric."""
+    grade: _builtins.int
+    """How far the rubric holds, from JudgeScale.min to JudgeScale.max; absent if the judge did not say, and of a rubric without a scale."""
     def __init__(
         self,
         *,
@@ -1556,13 +1757,20 @@ class Judgment(_message.Message):
         reason: _builtins.str = ...,
         run_id: _builtins.str = ...,
         turn: _builtins.int = ...,
+        model: _builtins.str = ...,
+        grade: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_holds", b"_holds", "holds", b"holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grade", b"_grade", "_holds", b"_holds", "grade", b"grade", "holds", b"holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds", b"_holds", "holds", b"holds", "reason", b"reason", "rubric_id", b"rubric_id", "run_id", b"run_id", "sample", b"sample", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grade", b"_grade", "_holds", b"_holds", "grade", b"grade", "holds", b"holds", "model", b"model", "reason", b"reason", "rubric_id", b"rubric_id", "run_id", b"run_id", "sample", b"sample", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grade: _TypeAlias = _typing.Literal["grade"]  # noqa: Y015
+    _WhichOneofArgType__grade: _TypeAlias = _typing.Literal["_grade", b"_grade"]  # noqa: Y015
     _WhichOneofReturnType__holds: _TypeAlias = _typing.Literal["holds"]  # noqa: Y015
     _WhichOneofArgType__holds: _TypeAlias = _typing.Literal["_holds", b"_holds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grade) -> _WhichOneofReturnType__grade | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__holds) -> _WhichOneofReturnType__holds | None: ...
 
 Global___Judgment: _TypeAlias = Judgment  # noqa: Y015
@@ -1580,6 +1788,7 @@ class GateResult(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     gate: _builtins.str
     """The gate, as in the request."""
     number: _builtins.str
@@ -1594,6 +1803,10 @@ class GateResult(_message.Message):
     """Whether the gate holds; NOT_EVALUATED if what the number is over is not known in full, and what is known does not decide."""
     reason: _builtins.str
     """Why the gate does not hold, in a sentence; empty if it does."""
+    cell: _builtins.str
+    """The cell that the gate names, else the one that is farthest from holding it; empty without a matrix, and if the number is over all
+    cells.
+    """
     def __init__(
         self,
         *,
@@ -1604,10 +1817,11 @@ class GateResult(_message.Message):
         value: _builtins.float | None = ...,
         verdict: Global___Verdict.ValueType = ...,
         reason: _builtins.str = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "bound", b"bound", "gate", b"gate", "number", b"number", "operator", b"operator", "reason", b"reason", "value", b"value", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "bound", b"bound", "cell", b"cell", "gate", b"gate", "number", b"number", "operator", b"operator", "reason", b"reason", "value", b"value", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
     _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
@@ -1662,7 +1876,7 @@ class EvalComparison(_message.Message):
     """How many cases got worse: 0 unless `regression_test` rejects, then the number of cases that are worse, at least 1."""
     @_builtins.property
     def pins_changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users."""
+        """What is not the same of what they depended on, in sentences: the set, agents, code, models, prices, judges, simulated users."""
 
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaseComparison]:
@@ -1674,8 +1888,8 @@ class EvalComparison(_message.Message):
 
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___EstimatedChange]:
-        """How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
-        both have them.
+        """How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as
+        cases of both have them.
         """
 
     def __init__(
@@ -1716,7 +1930,8 @@ Global___EvalComparison: _TypeAlias = EvalComparison  # noqa: Y015
 class RegressionTest(_message.Message):
     """An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
     trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
-    such, against the baseline's trials; else over all trials of the cases that both have.
+    such, against the baseline's trials, and over the planned trials of recorded cases. Else, and against a baseline whose cases the suspects
+    were not chosen among, it is over all planned trials of the cases that both have.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1815,7 +2030,7 @@ class EstimatedChange(_message.Message):
     """How many cases have the number on both sides."""
     @_builtins.property
     def interval(self) -> Global___ConfidenceInterval:
-        """The interval of `value`; unset of a cost, tokens or a duration that only one case has."""
+        """The interval of `value`; unset of a cost, tokens, a duration, or a metric with means outside of 0 to 1, that only one case has."""
 
     def __init__(
         self,
@@ -1885,7 +2100,7 @@ class CaseComparison(_message.Message):
     """The case's pass rate in the candidate; absent if it has none there."""
     p_value: _builtins.float
     """The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
-    cannot be compared.
+    cannot be compared, and of a case that is no suspect among those of which suspects were chosen.
     """
     reason: _builtins.str
     """Why the change is what it is, in a sentence; empty if the case is the same."""

@@ -176,6 +176,8 @@ class EvaluateRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _builtins.int
     ALLOW_INCOMPLETE_BASELINE_FIELD_NUMBER: _builtins.int
     RERUN_SUSPECTS_FIELD_NUMBER: _builtins.int
+    RETRY_CRASHED_FIELD_NUMBER: _builtins.int
+    MATRIX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's name for this request, as RunRequest.request_id, unique among the user's evaluations. Empty for none."""
     agent: _builtins.str
@@ -196,6 +198,8 @@ class EvaluateRequest(_message.Message):
     Fresh trials only decide what a comparison says of regressions; verdicts, statistics and other gates are over the planned trials.
     Needs a baseline. Absent for none.
     """
+    retry_crashed: _builtins.int
+    """How often a trial that crashed is run again, instead of what the set says; see EvalDefaults.retry_crashed. Absent for that."""
     @_builtins.property
     def eval_set(self) -> _eval_set_pb2.EvalSet:
         """The set. Its rules are checked with everything else about it; every violation has its path, such as "eval_set.cases[3].id". Its
@@ -210,7 +214,7 @@ class EvaluateRequest(_message.Message):
     def gates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What has to hold, such as "pass_rate >= 0.9"; empty for: every case passes. White space around the parts is ignored:
 
-            gate     = number operator bound
+            gate     = number operator bound [ "in" cell ]
             operator = ">=" | ">" | "<=" | "<" | "=="
             bound    = a decimal number, such as 0.9, -1 or 1e-3
             number   = "case.pass_rate.lower"  (the worst case's lower bound of its Wilson interval, 0 to 1)
@@ -232,7 +236,9 @@ class EvaluateRequest(_message.Message):
                      | "removed"               (how many cases of the baseline the set does not have)
             k        = a whole number from 1
             metric   = the name of a metric of the set
+            cell     = the name of a cell of the matrix, such as model=small
 
+        With a matrix, a gate has to hold in each cell, or in the one that it names; gates on what a baseline is needed for are over all cells.
         One that the number of trials or cases cannot reach is INVALID_ARGUMENT, with the number that it takes; so is one on regressions
         that could never fail, because so few trials prove nothing, and one on regressions, removed or a change without a baseline.
         """
@@ -255,6 +261,12 @@ class EvaluateRequest(_message.Message):
     def follow(self) -> _follow_pb2.EvaluationFollowOptions:
         """How this stream follows the evaluation. It does not change the evaluation; unset for every event, without heartbeats."""
 
+    @_builtins.property
+    def matrix(self) -> _eval_set_pb2.EvalMatrix:
+        """What every case is run with, in turn, instead of what the set says; unset for that. The trials of all cells together are those of
+        the evaluation.
+        """
+
     def __init__(
         self,
         *,
@@ -272,21 +284,27 @@ class EvaluateRequest(_message.Message):
         follow: _follow_pb2.EvaluationFollowOptions | None = ...,
         allow_incomplete_baseline: _builtins.bool = ...,
         rerun_suspects: _builtins.int | None = ...,
+        retry_crashed: _builtins.int | None = ...,
+        matrix: _eval_set_pb2.EvalMatrix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_rerun_suspects", b"_rerun_suspects", "_trials", b"_trials", "baseline", b"baseline", "budget", b"budget", "eval_set", b"eval_set", "follow", b"follow", "max_concurrency", b"max_concurrency", "rerun_suspects", b"rerun_suspects", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_rerun_suspects", b"_rerun_suspects", "_retry_crashed", b"_retry_crashed", "_trials", b"_trials", "baseline", b"baseline", "budget", b"budget", "eval_set", b"eval_set", "follow", b"follow", "matrix", b"matrix", "max_concurrency", b"max_concurrency", "rerun_suspects", b"rerun_suspects", "retry_crashed", b"retry_crashed", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_rerun_suspects", b"_rerun_suspects", "_trials", b"_trials", "agent", b"agent", "allow_incomplete_baseline", b"allow_incomplete_baseline", "allow_removed", b"allow_removed", "baseline", b"baseline", "budget", b"budget", "definitions", b"definitions", "eval_set", b"eval_set", "follow", b"follow", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_rerun_suspects", b"_rerun_suspects", "_retry_crashed", b"_retry_crashed", "_trials", b"_trials", "agent", b"agent", "allow_incomplete_baseline", b"allow_incomplete_baseline", "allow_removed", b"allow_removed", "baseline", b"baseline", "budget", b"budget", "definitions", b"definitions", "eval_set", b"eval_set", "follow", b"follow", "gates", b"gates", "labels", b"labels", "matrix", b"matrix", "max_concurrency", b"max_concurrency", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "retry_crashed", b"retry_crashed", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
     _WhichOneofReturnType__rerun_suspects: _TypeAlias = _typing.Literal["rerun_suspects"]  # noqa: Y015
     _WhichOneofArgType__rerun_suspects: _TypeAlias = _typing.Literal["_rerun_suspects", b"_rerun_suspects"]  # noqa: Y015
+    _WhichOneofReturnType__retry_crashed: _TypeAlias = _typing.Literal["retry_crashed"]  # noqa: Y015
+    _WhichOneofArgType__retry_crashed: _TypeAlias = _typing.Literal["_retry_crashed", b"_retry_crashed"]  # noqa: Y015
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_concurrency) -> _WhichOneofReturnType__max_concurrency | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rerun_suspects) -> _WhichOneofReturnType__rerun_suspects | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_crashed) -> _WhichOneofReturnType__retry_crashed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trials) -> _WhichOneofReturnType__trials | None: ...
 

@@ -262,6 +262,7 @@ class EvaluationEvent(_message.Message):
     EVALUATION_FAILED_FIELD_NUMBER: _builtins.int
     EVALUATION_CANCELLED_FIELD_NUMBER: _builtins.int
     SUSPECTS_PLANNED_FIELD_NUMBER: _builtins.int
+    CASE_TRIAL_RETRIED_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
     """The evaluation that the event belongs to."""
     sequence: _builtins.int
@@ -316,6 +317,10 @@ class EvaluationEvent(_message.Message):
     def suspects_planned(self) -> Global___SuspectsPlanned:
         """Every planned trial is scored, and the suspects' fresh trials begin. At most once, with EvaluateRequest.rerun_suspects."""
 
+    @_builtins.property
+    def case_trial_retried(self) -> Global___CaseTrialRetried:
+        """A trial crashed and begins anew. Before its case_trial_ended, at most EvaluationPlanned.retry_crashed times."""
+
     def __init__(
         self,
         *,
@@ -333,12 +338,13 @@ class EvaluationEvent(_message.Message):
         evaluation_failed: Global___EvaluationFailed | None = ...,
         evaluation_cancelled: Global___EvaluationCancelled | None = ...,
         suspects_planned: Global___SuspectsPlanned | None = ...,
+        case_trial_retried: Global___CaseTrialRetried | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time", "suspects_planned", b"suspects_planned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_retried", b"case_trial_retried", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time", "suspects_planned", b"suspects_planned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_id", b"evaluation_id", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time", "sequence", b"sequence", "suspects_planned", b"suspects_planned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_planned", b"case_planned", "case_trial_ended", b"case_trial_ended", "case_trial_retried", b"case_trial_retried", "case_trial_scored", b"case_trial_scored", "case_trial_started", b"case_trial_started", "evaluation_cancel_requested", b"evaluation_cancel_requested", "evaluation_cancelled", b"evaluation_cancelled", "evaluation_completed", b"evaluation_completed", "evaluation_failed", b"evaluation_failed", "evaluation_id", b"evaluation_id", "evaluation_planned", b"evaluation_planned", "evaluation_totaled", b"evaluation_totaled", "payload", b"payload", "record_time", b"record_time", "sequence", b"sequence", "suspects_planned", b"suspects_planned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["evaluation_planned", "case_planned", "case_trial_started", "case_trial_ended", "case_trial_scored", "evaluation_totaled", "evaluation_cancel_requested", "evaluation_completed", "evaluation_failed", "evaluation_cancelled", "suspects_planned"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["evaluation_planned", "case_planned", "case_trial_started", "case_trial_ended", "case_trial_scored", "evaluation_totaled", "evaluation_cancel_requested", "evaluation_completed", "evaluation_failed", "evaluation_cancelled", "suspects_planned", "case_trial_retried"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -389,6 +395,8 @@ class EvaluationPlanned(_message.Message):
     SPAN_ID_FIELD_NUMBER: _builtins.int
     RERUN_SUSPECTS_FIELD_NUMBER: _builtins.int
     BASELINE_NOT_RERUN_REASON_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    RETRY_CRASHED_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent that is evaluated; empty if every case has recorded invocations."""
     case_count: _builtins.int
@@ -415,6 +423,8 @@ class EvaluationPlanned(_message.Message):
     """EvaluateRequest.rerun_suspects: how many fresh trials a suspect gets; 0 for none."""
     baseline_not_rerun_reason: _builtins.str
     """Why the baseline does not run again, in a sentence; empty if it does, and without fresh trials."""
+    retry_crashed: _builtins.int
+    """How often a trial that crashed is run again."""
     @_builtins.property
     def eval_set(self) -> _eval_set_pb2.EvalSet:
         """The set, without its cases."""
@@ -443,6 +453,10 @@ class EvaluationPlanned(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that the caller gave it."""
 
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalCell]:
+        """The cells of the matrix, which is in `eval_set`; empty without one. Each case of the set is planned once for each of them."""
+
     def __init__(
         self,
         *,
@@ -465,14 +479,70 @@ class EvaluationPlanned(_message.Message):
         span_id: _builtins.str = ...,
         rerun_suspects: _builtins.int = ...,
         baseline_not_rerun_reason: _builtins.str = ...,
+        cells: _abc.Iterable[Global___EvalCell] | None = ...,
+        retry_crashed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "budget", b"budget", "eval_set", b"eval_set", "pins", b"pins"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "baseline_not_rerun_reason", b"baseline_not_rerun_reason", "budget", b"budget", "case_count", b"case_count", "definitions", b"definitions", "eval_set", b"eval_set", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "pins", b"pins", "request_digest", b"request_digest", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "span_id", b"span_id", "trace_id", b"trace_id", "trial_count", b"trial_count", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "baseline_not_rerun_reason", b"baseline_not_rerun_reason", "budget", b"budget", "case_count", b"case_count", "cells", b"cells", "definitions", b"definitions", "eval_set", b"eval_set", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "pins", b"pins", "request_digest", b"request_digest", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "retry_crashed", b"retry_crashed", "span_id", b"span_id", "trace_id", b"trace_id", "trial_count", b"trial_count", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluationPlanned: _TypeAlias = EvaluationPlanned  # noqa: Y015
+
+@_typing.final
+class EvalCell(_message.Message):
+    """A combination of a matrix's values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name, such as "model=small, instruction=2"; unique in the evaluation."""
+    @_builtins.property
+    def definition(self) -> _agent_pb2.AgentDefinition:
+        """The definition with the values of the cell, which its runs look up before all others."""
+
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The values by the names of EvalMatrix's fields; an instruction by its number, from 1."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        definition: _agent_pb2.AgentDefinition | None = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvalCell: _TypeAlias = EvalCell  # noqa: Y015
 
 @_typing.final
 class CasePlanned(_message.Message):
@@ -482,8 +552,11 @@ class CasePlanned(_message.Message):
 
     EVAL_CASE_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     trials: _builtins.int
     """How many trials of the case there will be."""
+    cell: _builtins.str
+    """EvalCell.name of the cell that the case runs in; empty without a matrix."""
     @_builtins.property
     def eval_case(self) -> _eval_set_pb2.EvalCase:
         """The case, with what the set's defaults say."""
@@ -493,10 +566,11 @@ class CasePlanned(_message.Message):
         *,
         eval_case: _eval_set_pb2.EvalCase | None = ...,
         trials: _builtins.int = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["eval_case", b"eval_case"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eval_case", b"eval_case", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "eval_case", b"eval_case", "trials", b"trials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,6 +639,42 @@ class CaseTrialEnded(_message.Message):
 Global___CaseTrialEnded: _TypeAlias = CaseTrialEnded  # noqa: Y015
 
 @_typing.final
+class CaseTrialRetried(_message.Message):
+    """A trial crashed and begins anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASE_ID_FIELD_NUMBER: _builtins.int
+    TRIAL_FIELD_NUMBER: _builtins.int
+    CRASHED_ATTEMPT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    case_id: _builtins.str
+    """EvalCase.id of the case that the trial is of."""
+    trial: _builtins.int
+    """The number of the trial in its case, from 0."""
+    session_id: _builtins.str
+    """The session of the turns of the attempt that begins; empty as in CaseTrialStarted."""
+    @_builtins.property
+    def crashed_attempt(self) -> _eval_result_pb2.CrashedAttempt:
+        """The attempt that crashed."""
+
+    def __init__(
+        self,
+        *,
+        case_id: _builtins.str = ...,
+        trial: _builtins.int = ...,
+        crashed_attempt: _eval_result_pb2.CrashedAttempt | None = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["crashed_attempt", b"crashed_attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "crashed_attempt", b"crashed_attempt", "session_id", b"session_id", "trial", b"trial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CaseTrialRetried: _TypeAlias = CaseTrialRetried  # noqa: Y015
+
+@_typing.final
 class CaseTrialScored(_message.Message):
     """A trial is scored."""
 
@@ -624,6 +734,7 @@ class EvaluationTotaled(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     GATES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
     verdict: _eval_result_pb2.Verdict.ValueType
     """The verdict of the evaluation, as EvalResult.verdict."""
     reason: _builtins.str
@@ -636,6 +747,10 @@ class EvaluationTotaled(_message.Message):
     def gates(self) -> _containers.RepeatedCompositeFieldContainer[_eval_result_pb2.GateResult]:
         """The gates, in the order of the request."""
 
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedCompositeFieldContainer[_eval_result_pb2.CellResult]:
+        """The numbers of each cell, as EvalResult.cells; empty without a matrix."""
+
     def __init__(
         self,
         *,
@@ -643,10 +758,11 @@ class EvaluationTotaled(_message.Message):
         totals: _eval_result_pb2.EvalTotals | None = ...,
         gates: _abc.Iterable[_eval_result_pb2.GateResult] | None = ...,
         reason: _builtins.str = ...,
+        cells: _abc.Iterable[_eval_result_pb2.CellResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gates", b"gates", "reason", b"reason", "totals", b"totals", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "gates", b"gates", "reason", b"reason", "totals", b"totals", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62ough/v1/evaluation_ref.proto\x12\x08\x62ough.v1\"\x8c\x02\n\rEvaluationRef\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x17\n\x07\x63\x61se_id\x18\x02 \x01(\tR\x06\x63\x61seId\x12\x14\n\x05trial\x18\x03 \x01(\x05R\x05trial\x12\x17\n\x04turn\x18\x04 \x01(\x05H\x00R\x04turn\x88\x01\x01\x12,\n\x04role\x18\x05 \x01(\x0e\x32\x18.bough.v1.EvaluationRoleR\x04role\x12\x16\n\x06metric\x18\x06 \x01(\tR\x06metric\x12\x1b\n\trubric_id\x18\x07 \x01(\tR\x08rubricId\x12\"\n\rjudged_run_id\x18\x08 \x01(\tR\x0bjudgedRunIdB\x07\n\x05_turn*\x80\x01\n\x0e\x45valuationRole\x12\x1f\n\x1b\x45VALUATION_ROLE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45VALUATION_ROLE_TURN\x10\x01\x12\x19\n\x15\x45VALUATION_ROLE_JUDGE\x10\x02\x12\x18\n\x14\x45VALUATION_ROLE_USER\x10\x03\x42\\\n\x0c\x64\x65v.bough.v1B\x12\x45valuationRefProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62ough/v1/evaluation_ref.proto\x12\x08\x62ough.v1\"\xa6\x02\n\rEvaluationRef\x12#\n\revaluation_id\x18\x01 \x01(\tR\x0c\x65valuationId\x12\x17\n\x07\x63\x61se_id\x18\x02 \x01(\tR\x06\x63\x61seId\x12\x14\n\x05trial\x18\x03 \x01(\x05R\x05trial\x12\x17\n\x04turn\x18\x04 \x01(\x05H\x00R\x04turn\x88\x01\x01\x12,\n\x04role\x18\x05 \x01(\x0e\x32\x18.bough.v1.EvaluationRoleR\x04role\x12\x16\n\x06metric\x18\x06 \x01(\tR\x06metric\x12\x1b\n\trubric_id\x18\x07 \x01(\tR\x08rubricId\x12\"\n\rjudged_run_id\x18\x08 \x01(\tR\x0bjudgedRunId\x12\x18\n\x07\x61ttempt\x18\t \x01(\x05R\x07\x61ttemptB\x07\n\x05_turn*\x80\x01\n\x0e\x45valuationRole\x12\x1f\n\x1b\x45VALUATION_ROLE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45VALUATION_ROLE_TURN\x10\x01\x12\x19\n\x15\x45VALUATION_ROLE_JUDGE\x10\x02\x12\x18\n\x14\x45VALUATION_ROLE_USER\x10\x03\x42\\\n\x0c\x64\x65v.bough.v1B\x12\x45valuationRefProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,8 +32,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.evaluation_ref_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\022EvaluationRefProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_EVALUATIONROLE']._serialized_start=315
-  _globals['_EVALUATIONROLE']._serialized_end=443
+  _globals['_EVALUATIONROLE']._serialized_start=341
+  _globals['_EVALUATIONROLE']._serialized_end=469
   _globals['_EVALUATIONREF']._serialized_start=44
-  _globals['_EVALUATIONREF']._serialized_end=312
+  _globals['_EVALUATIONREF']._serialized_end=338
 # @@protoc_insertion_point(module_scope)

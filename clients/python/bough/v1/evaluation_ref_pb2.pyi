@@ -59,6 +59,7 @@ class EvaluationRef(_message.Message):
     METRIC_FIELD_NUMBER: _builtins.int
     RUBRIC_ID_FIELD_NUMBER: _builtins.int
     JUDGED_RUN_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     evaluation_id: _builtins.str
     """The evaluation, which may have been deleted since; empty for a judge of ScoreInvocations."""
     case_id: _builtins.str
@@ -77,6 +78,8 @@ class EvaluationRef(_message.Message):
     """Of a judge that is asked about one rubric, JudgeRubric.id of it; empty for several, and for any other role."""
     judged_run_id: _builtins.str
     """Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role."""
+    attempt: _builtins.int
+    """The number of the attempt at the trial, from 0; above 0 after crashes, see EvalDefaults.retry_crashed. 0 for a judge."""
     def __init__(
         self,
         *,
@@ -88,10 +91,11 @@ class EvaluationRef(_message.Message):
         metric: _builtins.str = ...,
         rubric_id: _builtins.str = ...,
         judged_run_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_turn", b"_turn", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_turn", b"_turn", "case_id", b"case_id", "evaluation_id", b"evaluation_id", "judged_run_id", b"judged_run_id", "metric", b"metric", "role", b"role", "rubric_id", b"rubric_id", "trial", b"trial", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_turn", b"_turn", "attempt", b"attempt", "case_id", b"case_id", "evaluation_id", b"evaluation_id", "judged_run_id", b"judged_run_id", "metric", b"metric", "role", b"role", "rubric_id", b"rubric_id", "trial", b"trial", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__turn: _TypeAlias = _typing.Literal["turn"]  # noqa: Y015
     _WhichOneofArgType__turn: _TypeAlias = _typing.Literal["_turn", b"_turn"]  # noqa: Y015

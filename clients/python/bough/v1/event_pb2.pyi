@@ -1236,12 +1236,17 @@ class LlmRetrying(_message.Message):
     NEXT_MODEL_FIELD_NUMBER: _builtins.int
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
+    FAULT_INDEX_FIELD_NUMBER: _builtins.int
     reason: Global___RetryReason.ValueType
     """Why the call is retried."""
     next_model: _builtins.str
     """The model of the next attempt, by its name in the configuration."""
     not_sent: _builtins.bool
     """Whether the failed attempt was never sent to a provider. If so it does not count as a model call."""
+    fault_index: _builtins.int
+    """The fault that an evaluation injected into the failed attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
+    attempt went to no provider, but `not_sent` is false: it counts as a model call.
+    """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """What went wrong in the attempt that failed."""
@@ -1263,12 +1268,15 @@ class LlmRetrying(_message.Message):
         next_model: _builtins.str = ...,
         lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
+        fault_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "error", b"error", "lost_usage", b"lost_usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "error", b"error", "lost_usage", b"lost_usage", "next_model", b"next_model", "not_sent", b"not_sent", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "next_model", b"next_model", "not_sent", b"not_sent", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
+    _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fault_index) -> _WhichOneofReturnType__fault_index | None: ...
 
 Global___LlmRetrying: _TypeAlias = LlmRetrying  # noqa: Y015
 
@@ -1305,8 +1313,13 @@ class LlmFailed(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
+    FAULT_INDEX_FIELD_NUMBER: _builtins.int
     not_sent: _builtins.bool
     """Whether the last attempt was never sent to a provider. If so it does not count as a model call."""
+    fault_index: _builtins.int
+    """The fault that an evaluation injected into the last attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
+    attempt went to no provider, but `not_sent` is false: it counts as a model call.
+    """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why the last attempt failed, or why the call was refused."""
@@ -1321,12 +1334,15 @@ class LlmFailed(_message.Message):
         error: _error_pb2.AgentError | None = ...,
         lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
+        fault_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_usage", b"lost_usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_usage", b"lost_usage", "not_sent", b"not_sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "not_sent", b"not_sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
+    _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fault_index) -> _WhichOneofReturnType__fault_index | None: ...
 
 Global___LlmFailed: _TypeAlias = LlmFailed  # noqa: Y015
 
@@ -1339,10 +1355,13 @@ class ToolStarted(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     MOCK_INDEX_FIELD_NUMBER: _builtins.int
+    FAULT_INDEX_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """Identical for every attempt of this call. Pass it to external APIs to make retries idempotent."""
     mock_index: _builtins.int
     """The mock that answers instead of the tool, by its number in ToolMocks.tools of the run; absent if the tool runs."""
+    fault_index: _builtins.int
+    """The fault that an evaluation injects into the call, by its number in ToolMocks.faults of the run; absent for none."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
         """The call, with the arguments that the tool gets."""
@@ -1353,13 +1372,19 @@ class ToolStarted(_message.Message):
         call: _message_pb2.ToolCall | None = ...,
         idempotency_key: _builtins.str = ...,
         mock_index: _builtins.int | None = ...,
+        fault_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index", "call", b"call", "mock_index", b"mock_index"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "call", b"call", "fault_index", b"fault_index", "mock_index", b"mock_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index", "call", b"call", "idempotency_key", b"idempotency_key", "mock_index", b"mock_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "call", b"call", "fault_index", b"fault_index", "idempotency_key", b"idempotency_key", "mock_index", b"mock_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
+    _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015
     _WhichOneofReturnType__mock_index: _TypeAlias = _typing.Literal["mock_index"]  # noqa: Y015
     _WhichOneofArgType__mock_index: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fault_index) -> _WhichOneofReturnType__fault_index | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mock_index) -> _WhichOneofReturnType__mock_index | None: ...
 
 Global___ToolStarted: _TypeAlias = ToolStarted  # noqa: Y015

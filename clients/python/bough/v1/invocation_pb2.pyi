@@ -300,6 +300,7 @@ class ToolInvocation(_message.Message):
     EXECUTED_ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     EXECUTED_ARGUMENTS_TRUNCATED_FIELD_NUMBER: _builtins.int
     MOCK_INDEX_FIELD_NUMBER: _builtins.int
+    FAULT_INDEX_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call's id, unique in its invocation."""
     name: _builtins.str
@@ -335,7 +336,11 @@ class ToolInvocation(_message.Message):
     executed_arguments_truncated: _builtins.bool
     """Whether executed_arguments_json was cut to fit a limit."""
     mock_index: _builtins.int
-    """The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none."""
+    """The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none, and if it
+    answered before a fork that brings mocks, which have numbers from 0 again.
+    """
+    fault_index: _builtins.int
+    """The fault that was injected into the call, as ToolStarted.fault_index; absent if there was none."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed; unset in any other state."""
@@ -370,21 +375,52 @@ class ToolInvocation(_message.Message):
         executed_arguments_json: _builtins.str = ...,
         executed_arguments_truncated: _builtins.bool = ...,
         mock_index: _builtins.int | None = ...,
+        fault_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index", "_step_index", b"_step_index", "end_time", b"end_time", "error", b"error", "mock_index", b"mock_index", "start_time", b"start_time", "step_index", b"step_index"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "_step_index", b"_step_index", "end_time", b"end_time", "error", b"error", "fault_index", b"fault_index", "mock_index", b"mock_index", "start_time", b"start_time", "step_index", b"step_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index", "_step_index", b"_step_index", "agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "executed_arguments_json", b"executed_arguments_json", "executed_arguments_truncated", b"executed_arguments_truncated", "invocation_id", b"invocation_id", "mock_index", b"mock_index", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "step_id", b"step_id", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "_step_index", b"_step_index", "agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "executed_arguments_json", b"executed_arguments_json", "executed_arguments_truncated", b"executed_arguments_truncated", "fault_index", b"fault_index", "invocation_id", b"invocation_id", "mock_index", b"mock_index", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "step_id", b"step_id", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
+    _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015
     _WhichOneofReturnType__mock_index: _TypeAlias = _typing.Literal["mock_index"]  # noqa: Y015
     _WhichOneofArgType__mock_index: _TypeAlias = _typing.Literal["_mock_index", b"_mock_index"]  # noqa: Y015
     _WhichOneofReturnType__step_index: _TypeAlias = _typing.Literal["step_index"]  # noqa: Y015
     _WhichOneofArgType__step_index: _TypeAlias = _typing.Literal["_step_index", b"_step_index"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fault_index) -> _WhichOneofReturnType__fault_index | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mock_index) -> _WhichOneofReturnType__mock_index | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step_index) -> _WhichOneofReturnType__step_index | None: ...
 
 Global___ToolInvocation: _TypeAlias = ToolInvocation  # noqa: Y015
+
+@_typing.final
+class FaultCount(_message.Message):
+    """How often a fault of an evaluation was injected."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The number of the fault in ToolMocks.faults of the run, from 0."""
+    count: _builtins.int
+    """How many calls or attempts it was injected into."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FaultCount: _TypeAlias = FaultCount  # noqa: Y015
 
 @_typing.final
 class AgentInvocation(_message.Message):
@@ -424,6 +460,7 @@ class AgentInvocation(_message.Message):
     ITERATION_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     MOCK_INDEX_FIELD_NUMBER: _builtins.int
+    MODEL_FAULTS_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The id, unique in the run."""
     parent_invocation_id: _builtins.str
@@ -461,7 +498,9 @@ class AgentInvocation(_message.Message):
     iteration: _builtins.int
     """The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it."""
     mock_index: _builtins.int
-    """The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none."""
+    """The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none, and if it
+    answered before a fork that brings mocks, which have numbers from 0 again.
+    """
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents that have spoken on the way here, the last 32 of them."""
@@ -504,6 +543,10 @@ class AgentInvocation(_message.Message):
         provider.
         """
 
+    @_builtins.property
+    def model_faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___FaultCount]:
+        """The faults that were injected into attempts of its model calls, by number; empty for none."""
+
     def __init__(
         self,
         *,
@@ -536,10 +579,11 @@ class AgentInvocation(_message.Message):
         iteration: _builtins.int | None = ...,
         settings: _model_pb2.ModelSettings | None = ...,
         mock_index: _builtins.int | None = ...,
+        model_faults: _abc.Iterable[Global___FaultCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "end_time", b"end_time", "error", b"error", "input", b"input", "iteration", b"iteration", "mock_index", b"mock_index", "output", b"output", "settings", b"settings", "start_time", b"start_time", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "anomalies", b"anomalies", "branch", b"branch", "call_id", b"call_id", "cancel_reason", b"cancel_reason", "child_count", b"child_count", "depth", b"depth", "end_reason", b"end_reason", "end_time", b"end_time", "error", b"error", "from_invocation_id", b"from_invocation_id", "input", b"input", "invocation_id", b"invocation_id", "iteration", b"iteration", "kind", b"kind", "mock_index", b"mock_index", "name", b"name", "output", b"output", "parent_invocation_id", b"parent_invocation_id", "revision", b"revision", "run_path", b"run_path", "settings", b"settings", "span_id", b"span_id", "start_time", b"start_time", "state", b"state", "step_count", b"step_count", "trace_id", b"trace_id", "tree_usage", b"tree_usage", "trigger", b"trigger", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "anomalies", b"anomalies", "branch", b"branch", "call_id", b"call_id", "cancel_reason", b"cancel_reason", "child_count", b"child_count", "depth", b"depth", "end_reason", b"end_reason", "end_time", b"end_time", "error", b"error", "from_invocation_id", b"from_invocation_id", "input", b"input", "invocation_id", b"invocation_id", "iteration", b"iteration", "kind", b"kind", "mock_index", b"mock_index", "model_faults", b"model_faults", "name", b"name", "output", b"output", "parent_invocation_id", b"parent_invocation_id", "revision", b"revision", "run_path", b"run_path", "settings", b"settings", "span_id", b"span_id", "start_time", b"start_time", "state", b"state", "step_count", b"step_count", "trace_id", b"trace_id", "tree_usage", b"tree_usage", "trigger", b"trigger", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__iteration: _TypeAlias = _typing.Literal["iteration"]  # noqa: Y015
     _WhichOneofArgType__iteration: _TypeAlias = _typing.Literal["_iteration", b"_iteration"]  # noqa: Y015

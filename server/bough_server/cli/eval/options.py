@@ -71,6 +71,24 @@ RerunSuspectsOption = Annotated[
         help="Run each case that has a failed trial N more times, and as often with what the baseline ran with.",
     ),
 ]
+RetryCrashedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--retry-crashed",
+        metavar="N",
+        min=0,
+        max=10,
+        help="How often a trial that crashed runs again, instead of what the set says; the report counts them.",
+    ),
+]
+MatrixOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--matrix",
+        metavar="AXIS=VALUES",
+        help="Try every case with model=A,B, temperature=0,1 or instruction=@FILE; may be repeated: all combinations.",
+    ),
+]
 AllowRemovedOption = Annotated[
     bool, typer.Option("--allow-removed", help="Cases of the baseline may be missing in the set.")
 ]
@@ -123,6 +141,8 @@ class EvalArguments:
     gates: Sequence[str] = ()
     allow_removed: bool = False
     rerun_suspects: int | None = None
+    retry_crashed: int | None = None
+    matrix: Sequence[str] = ()
     budget: Sequence[str] = ()
     labels: Sequence[str] = ()
     request_id: str = ""

@@ -51,6 +51,9 @@ class EvalProgress:
                 self._runs[event.case_planned.eval_case.id] = event.case_planned.trials
             case "suspects_planned":
                 self._show_suspects(event.suspects_planned.suspects)
+            case "case_trial_retried":
+                again = event.case_trial_retried
+                print_stderr(f"{self._line(_build_crash(again))}; it runs again")
             case "case_trial_scored":
                 self._show_trial(event.case_trial_scored.result)
             case "evaluation_failed":
@@ -89,3 +92,13 @@ class EvalProgress:
             number = f" baseline {result.trial - runs - self._reruns + 1}/{self._reruns}"
         reason = f": {one_line(result.reason)}" if result.reason else ""
         return f"{one_line(result.case_id)}{number} {verdict_text(result.verdict)}{reason}"
+
+
+def _build_crash(retried: evaluation_pb2.CaseTrialRetried) -> eval_result_pb2.CaseTrialResult:
+    """Return the attempt at a trial that crashed as a result of it."""
+    return eval_result_pb2.CaseTrialResult(
+        case_id=retried.case_id,
+        trial=retried.trial,
+        verdict=eval_result_pb2.VERDICT_FAILED,
+        reason=retried.crashed_attempt.reason.rstrip("."),
+    )

@@ -119,9 +119,15 @@ def _redact_case(case: "eval_set_pb2.EvalCase", redact: "RedactSection") -> "eva
 
 def _read_or_new(path: Path) -> "eval_set_pb2.EvalSet":
     from bough.v1 import eval_set_pb2
+    from bough_server.errors import ConfigurationError
     from bough_server.evals.sets.eval_set import parse_eval_set
 
-    return parse_eval_set(path).set if path.exists() else eval_set_pb2.EvalSet(name=_name_of(path))
+    if not path.exists():
+        return eval_set_pb2.EvalSet(name=_name_of(path))
+    source = parse_eval_set(path)
+    if source.rows is not None:
+        raise ConfigurationError(f"{path}: Its cases come from {source.rows.path}: record into another set.")
+    return source.set
 
 
 def _name_of(path: Path) -> str:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from bough import AsyncClient, InvalidRequest, NotFound
-from bough.v1 import eval_result_pb2, evaluation_pb2, policy_pb2
+from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_pb2, policy_pb2
 from bough_server.agents.definition import Source
 from bough_server.cli.definitions import read_definitions
 from bough_server.cli.eval.options import EvalArguments
 from bough_server.cli.exit_codes import with_commands
+from bough_server.cli.fork_changes import read_content
 from bough_server.documents.yaml import parse_duration, suggestion
 from bough_server.errors import ConfigurationError
 from bough_server.evals.results.compare import baseline_of
@@ -35,6 +36,8 @@ _OPTIONS: Final = {
     "baseline": "--baseline",
     "request_id": "--request-id",
     "rerun_suspects": "--rerun-suspects",
+    "retry_crashed": "--retry-crashed",
+    "matrix": "--matrix",
     "agent": "--agent",
 }
 """Fields of a request, and the options that set them."""
@@ -49,6 +52,7 @@ class EvalRequest:
     agents: Sequence[Source]
     budget: policy_pb2.Limits | None
     labels: dict[str, str]
+    matrix: eval_set_pb2.EvalMatrix | None
 
     @classmethod
     def of(cls, arguments: EvalArguments) -> Self:
@@ -59,6 +63,7 @@ class EvalRequest:
             agents=read_definitions(arguments.agents) if arguments.agents else (),
             budget=budget_of(arguments.budget),
             labels=pairs_of(arguments.labels, "--label"),
+            matrix=matrix_of(arguments.matrix),
         )
 
     def events(
@@ -79,6 +84,8 @@ class EvalRequest:
             baseline=baseline,
             allow_removed=arguments.allow_removed,
             rerun_suspects=arguments.rerun_suspects,
+            retry_crashed=arguments.retry_crashed,
+            matrix=self.matrix,
             allow_incomplete_baseline=arguments.allow_incomplete_baseline,
             labels=self.labels,
             request_id=arguments.request_id,
@@ -101,9 +108,12 @@ class EvalRequest:
             return ConfigurationError(self._locate_problem("eval_set.agent", with_commands(error.message)))
         if not error.violations:
             return error
-        return ConfigurationError(
-            "\n".join(self._locate_problem(one.field, one.description) for one in error.violations)
-        )
+        violations = sorted(error.violations, key=lambda one: self._find_line(one.field))
+        return ConfigurationError("\n".join(self._locate_problem(one.field, one.description) for one in violations))
+
+    def _find_line(self, field: str) -> int:
+        """Return the line of a field of the set; 0 for other fields of the request."""
+        return self.source.problem(field.removeprefix("eval_set."), "").line if field.startswith("eval_set") else 0
 
     def _locate_problem(self, field: str, description: str) -> str:
         description = description.replace("rerun_suspects of", "--rerun-suspects")
@@ -152,6 +162,33 @@ def _set_limit(limits: policy_pb2.Limits, name: str, value: str) -> None:
         setattr(limits, _BUDGETS[name], amount)
     if amount <= 0:
         raise ValueError(value)
+
+
+def matrix_of(texts: Sequence[str]) -> eval_set_pb2.EvalMatrix | None:
+    """Return the matrix that options such as model=a,b and instruction=@FILE name. Raises ConfigurationError."""
+    if not texts:
+        return None
+    matrix = eval_set_pb2.EvalMatrix()
+    for text in texts:
+        axis, sign, values = text.partition("=")
+        match axis:
+            case "model":
+                matrix.model.extend(value.strip() for value in values.split(","))
+            case "temperature":
+                try:
+                    matrix.temperature.extend(map(float, values.split(",")))
+                except ValueError:
+                    raise ConfigurationError(f"--matrix {text}: must be numbers, as in temperature=0,0.7.") from None
+            case "instruction":
+                matrix.instruction.append(read_content(values))
+            case "agent":
+                matrix.agent = values
+            case _:
+                known = [field.name for field in matrix.DESCRIPTOR.fields]
+                raise ConfigurationError(f"--matrix {text}: There is no axis {axis!r}.{suggestion(axis, known)}")
+        if not sign or not values:
+            raise ConfigurationError(f"--matrix {text}: must be AXIS=VALUES, such as model=small,large.")
+    return matrix
 
 
 def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:

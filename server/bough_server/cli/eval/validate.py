@@ -63,7 +63,7 @@ def _check_set(path: Path, known: "KnownNames") -> tuple[int, list["Problem"]]:
     source, problems = read_eval_set(path)
     if source.lines:
         problems += drop_reported_problems(set_problems(source, known), problems)
-    return len(source.set.cases), sorted(problems, key=lambda problem: problem.line)
+    return len(source.set.cases), sorted(problems, key=lambda problem: (problem.path != str(path), problem.line))
 
 
 def _load_known_names(target: Target, *, has_python: bool) -> "KnownNames":
@@ -71,6 +71,7 @@ def _load_known_names(target: Target, *, has_python: bool) -> "KnownNames":
     from bough_server.cli.definitions import load_known_names
     from bough_server.evals.metrics.custom import load_metrics
     from bough_server.evals.sets.expectation_validation import KnownNames
+    from bough_server.evals.sets.unknown_names import list_called_agents
     from bough_server.settings import Settings
 
     settings = Settings.load(target.config)
@@ -83,9 +84,11 @@ def _load_known_names(target: Target, *, has_python: bool) -> "KnownNames":
     if not has_python:
         return KnownNames(models=models)
     known = load_known_names(settings)
+    definitions = (*known.definitions, *known.code_agents)
     metrics = load_metrics(settings.python, settings.folder)
     return KnownNames(
-        agents=frozenset(each.name for each in (*known.definitions, *known.code_agents)),
+        agents=frozenset(each.name for each in definitions),
+        called_agents=list_called_agents(definitions),
         models=models,
         tools=frozenset(known.tools),
         metrics={name: function.takes_configuration for name, function in metrics.items()},

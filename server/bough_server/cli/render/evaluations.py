@@ -10,14 +10,19 @@ from bough_server.cli.render.blocks import truncate_line
 from bough_server.cli.render.format import cost_text, pluralize, state_style, state_text, time_text, tokens, tokens_text
 from bough_server.evals.reports.words import (
     CHANGES,
+    best_text,
+    cell_rows,
     change_reasons,
     comparison_sentences,
     comparison_text,
     incomplete_text,
+    pass_rate_text,
     rate_text,
     rates_text,
     reasons_of,
     result_text,
+    retries_text,
+    value_text,
     verdict_text,
 )
 from bough_server.plain_text import one_line
@@ -37,6 +42,7 @@ def result_lines(
 ) -> list[Text]:
     """Return a line for each case with the reasons of those that did not pass, the gates, and the totals."""
     lines = [line for case in result.cases for line in _case_lines(case, width)]
+    lines += _cell_lines(result, width)
     lines += [_gate_line(gate, width) for gate in result.gates]
     if comparison is not None:
         lines += comparison_lines(comparison, result.suspects, width=width)
@@ -44,6 +50,8 @@ def result_lines(
         lines.append(Text(one_line(result.reason), style=_STYLES.get(result.verdict, "")))  # whole: it says what to do
     if result.state and (incomplete := incomplete_text(result)):
         lines.append(Text(one_line(incomplete), style="yellow"))
+    if retries := retries_text(result.totals):
+        lines.append(Text(retries, style="yellow"))
     lines.append(_total_line(result))
     return lines
 
@@ -68,11 +76,25 @@ def _reasons(case: eval_result_pb2.CaseResult) -> list[str]:
     return shown if more <= 0 else [*shown[:_MOST_REASONS], f"and {pluralize(more, 'more reason')}"]
 
 
+def _cell_lines(result: eval_result_pb2.EvalResult, width: int) -> Iterator[Text]:
+    """Yield the table of the cells of a matrix, and what is proven of the best of them."""
+    rows = cell_rows(result)
+    longest = max((len(one_line(row.name)) for row in rows), default=0)
+    for row in rows:
+        line = Text(f"{'best' if row.is_best else 'cell':10}  ", style="green" if row.is_best else "dim")
+        line.append(f"{one_line(row.name):{longest}}", style="default")
+        parts = [f"{row.cases} cases", row.rate, row.means, row.cost]
+        line.append("  " + ", ".join(one_line(part) for part in parts if part), style="dim")
+        yield truncate_line(line, width)
+    if best := best_text(result):
+        yield Text(one_line(best))
+
+
 def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
     line = Text(f"{verdict_text(gate.verdict):10}  ", style=_STYLES.get(gate.verdict, ""))
     line.append(f"gate {gate.gate}", style="default")
-    if gate.HasField("value"):
-        line.append(f"  is {gate.value:.4g}", style="dim")
+    if measured := value_text(gate):
+        line.append(f"  is {one_line(measured)}", style="dim")
     if gate.reason:
         line.append(f"  {one_line(gate.reason)}", style="dim")
     return truncate_line(line, width)
@@ -87,8 +109,7 @@ def _total_line(result: eval_result_pb2.EvalResult) -> Text:
     if found.trials > found.cases:
         parts.append(f"{found.trials_passed} of {pluralize(found.trials, 'trial')} passed")
     if found.HasField("pass_rate_interval"):
-        interval = found.pass_rate_interval
-        parts.append(f"pass rate {found.pass_rate:.2f} ({interval.lower:.2f} to {interval.upper:.2f})")
+        parts.append(f"pass rate {pass_rate_text(found)}")
     if tokens(found.usage) is not None:
         parts.append(f"{tokens_text(found.usage)} tokens")
     if found.usage.HasField("cost_nanos"):

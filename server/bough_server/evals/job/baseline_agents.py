@@ -51,7 +51,17 @@ async def explain_missing_pins(
         _explain_difference("agent", pins.agents, found.agents)
         or _explain_difference("model", pins.models, found.models)
         or _explain_difference("tool", pins.tools, found.tools)
+        or _explain_other_code(pins.code_digest, dependencies.code_digest)
     )
+
+
+def _explain_other_code(before: str, now: str) -> str:
+    """Return why the code of this server's agents and tools is not what a baseline ran with; empty if it is."""
+    if before == now:
+        return ""
+    if not before:
+        return "It is not known which Python code the baseline ran with."
+    return "The Python code of this server is not that which the baseline ran with."
 
 
 def _explain_difference(kind: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 from bough.v1 import (
     agent_pb2,
     agent_service_pb2,
+    error_pb2,
     eval_set_pb2,
     evaluation_pb2,
     execution_pb2,
@@ -79,9 +80,10 @@ class TrialRunner:
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
         self._model_runs = ModelRuns(dependencies, principal, is_cancelled=is_cancelled, trace=trace)
 
-    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> CaseTrial:
+    def build_trial(self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0) -> CaseTrial:
         """Return the trial of a planned case that has this number."""
-        return CaseTrial(evaluation_id=self._evaluation_id, case_id=planned.eval_case.id, trial=trial)
+        case_id = planned.eval_case.id
+        return CaseTrial(evaluation_id=self._evaluation_id, case_id=case_id, trial=trial, attempt=attempt)
 
     async def read_recorded_turns(self, case: eval_set_pb2.EvalCase) -> list[invocation_pb2.Invocation]:
         """Return the records that a case has instead of runs.
@@ -99,13 +101,13 @@ class TrialRunner:
         except CallError as error:
             raise NotScorable(f"A recorded run cannot be read: {error.message}") from None
 
-    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRuns:
+    async def run(self, planned: evaluation_pb2.CasePlanned, trial: int, *, attempt: int = 0) -> TrialRuns:
         """Run the turns of a case up to the first that fails, and then what its simulated user says.
 
         Turns and utterances that were run before, by this process or an earlier one, are not run again. Once the
         evaluation is cancelled no further turn begins. Raises NotScorable, ServerStopping and StorageFailed.
         """
-        case, named = planned.eval_case, self.build_trial(planned, trial)
+        case, named = planned.eval_case, self.build_trial(planned, trial, attempt=attempt)
         mocks = await self._mocks(case)
         runs = TrialRuns.begin(case)
         session_id = ""
@@ -115,9 +117,14 @@ class TrialRunner:
                 if not await self._has_turn(runs, named):
                     break
                 left = None if mocks is None else build_remaining_mocks(mocks, count_mock_uses(runs.invocations))
+                if left is not None and left.faults:
+                    left.fault_seed = named.fault_seed(number)
                 record = await self._begin(runs.case, named, number, session_id=session_id, mocks=left)
                 session_id = record.run.session_id
-                runs.invocations.append(await self._finish(record, case))
+                invocation, refusal = await self._finish(record, case)
+                runs.invocations.append(invocation)
+                if refusal:
+                    raise NotScorable(refusal)
             except NotScorable as error:
                 raise NotScorable(error.reason, unanswered=error.unanswered, runs=runs) from None
             except (ServerStopping, StorageFailed):
@@ -250,10 +257,11 @@ class TrialRunner:
         return record
 
     async def _mocks(self, case: eval_set_pb2.EvalCase) -> eval_set_pb2.ToolMocks | None:
-        """Return the mocks of a case with those that a recorded run adds."""
-        if not case.HasField("mocks"):
+        """Return the mocks of a case with those that a recorded run adds, and its faults."""
+        if not (case.HasField("mocks") or case.faults):
             return None
         mocks = messages.copy_of(case.mocks)
+        mocks.faults.extend(case.faults)
         if mocks.run_id:
             try:
                 mocks.tools.extend(mocks_of(await self._read_invocation(mocks.run_id)))
@@ -266,8 +274,12 @@ class TrialRunner:
     async def _read_invocation(self, run_id: str) -> invocation_pb2.Invocation:
         return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
 
-    async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> invocation_pb2.Invocation:
-        """Follow a run to its end, answer what it asks, and return its record. Raises NotScorable."""
+    async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> tuple[invocation_pb2.Invocation, str]:
+        """Follow a run to its end and answer what it asks. Raises NotScorable.
+
+        Return its record, and the error of an agent that no mock answered for; the record has only those that models
+        called.
+        """
         reader = _TurnReader(row, has_state=needs_state(case))
         try:
             unanswered = await self._answer_to_the_end(reader, case)
@@ -280,7 +292,7 @@ class TrialRunner:
         if unanswered is not None:
             question = unanswered.prompt or f"the call of {unanswered.call.name}"
             raise NotScorable(f"No answer of the case answers this: {question}", unanswered=unanswered)
-        return await reader.invocation()
+        return await reader.invocation(), reader.refusal
 
     async def _answer_to_the_end(
         self, reader: "_TurnReader", case: eval_set_pb2.EvalCase
@@ -319,6 +331,8 @@ class _TurnReader:
         """What the run asked when it was interrupted last."""
         self.ended_unanswered = False
         """Whether the run was cancelled because the case does not answer it, now or by an earlier server."""
+        self.refusal = ""
+        """The error of an agent that code or a composite agent was to run and no mock answered for; empty if none."""
 
     async def add(self, page: Sequence[StoredEvent]) -> None:
         """Add the next events of the log."""
@@ -329,6 +343,10 @@ class _TurnReader:
                 self.requests = events.parse(stored.data).run_interrupted.requests
             elif stored.kind == events.CANCEL_REQUESTED:
                 self.ended_unanswered |= events.parse(stored.data).cancel_requested.note == _UNANSWERED
+            elif stored.kind == events.VALUE_RECORDED and not self.refusal:
+                error = events.parse(stored.data).value_recorded.error
+                is_refusal = error.reason == error_pb2.ERROR_REASON_TOOL_NOT_MOCKED
+                self.refusal = error.message if is_refusal else ""
 
     async def invocation(self) -> invocation_pb2.Invocation:
         """Return the record of what was read."""

@@ -39,6 +39,8 @@ class EvaluationDependencies:
     """The configured models, with the hash of each one's configuration."""
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     """The operator's metrics, by name."""
+    code_digest: str = ""
+    """The hash of the project's Python code; empty without any."""
     redaction: RedactionRules = field(default_factory=RedactionRules)
     """What judges are not sent, and what placeholders in expectations match."""
     threads: ThreadLimit = field(default_factory=lambda: ThreadLimit(METRIC_THREADS, spare=HUNG_METRIC_THREADS))

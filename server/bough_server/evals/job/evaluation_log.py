@@ -43,6 +43,8 @@ class EvaluationState:
     cases: dict[str, evaluation_pb2.CasePlanned] = field(default_factory=dict)
     started: dict[TrialKey, str] = field(default_factory=dict)
     """The trials that began, and the session of each."""
+    crashed_attempts: dict[TrialKey, list[eval_result_pb2.CrashedAttempt]] = field(default_factory=dict)
+    """The attempts at trials that crashed, and after which the trial began anew."""
     ended: set[TrialKey] = field(default_factory=set)
     """The trials whose turns have ended."""
     scored: dict[TrialKey, eval_result_pb2.CaseTrialResult] = field(default_factory=dict)
@@ -73,6 +75,9 @@ class EvaluationState:
                 self.started[one.case_id, one.trial] = one.session_id
             case "case_trial_ended":
                 self.ended.add((event.case_trial_ended.case_id, event.case_trial_ended.trial))
+            case "case_trial_retried":
+                again = event.case_trial_retried
+                self.crashed_attempts.setdefault((again.case_id, again.trial), []).append(again.crashed_attempt)
             case "case_trial_scored":
                 self._score(event.case_trial_scored.result, event.sequence)
             case "suspects_planned":
@@ -150,7 +155,10 @@ class EvaluationState:
         return eval_result_pb2.TRIAL_PURPOSE_RERUN if is_own else eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN
 
     def plan_suspects(self) -> eval_result_pb2.EvalSuspects:
-        """Return the cases that run again: those of the baseline of which a trial failed, unless they are recorded."""
+        """Return the cases that run again: those of the baseline of which a trial failed, unless they are recorded.
+
+        Recorded ones are listed apart, whatever their trials are: chosen by these, they could not be compared by them.
+        """
         planned = self.planned
         comparable = {case.case_id for case in planned.baseline.cases}
         suspects = eval_result_pb2.EvalSuspects(baseline_not_rerun_reason=planned.baseline_not_rerun_reason)
@@ -163,6 +171,7 @@ class EvaluationState:
             and not is_recorded(one.eval_case)
             and any(trial.verdict == FAILED for trial in self.results_of(case_id))
         )
+        suspects.recorded_case_ids.extend(key for key, one in self.cases.items() if is_recorded(one.eval_case))
         most = MAX_RERUNS // (count_sides(suspects) * max(1, len(suspects.case_ids)))
         suspects.trials = min(planned.rerun_suspects, most)
         return suspects
@@ -214,6 +223,7 @@ class EvaluationState:
         if self.totaled is not None:
             result.verdict, result.reason = self.totaled.verdict, self.totaled.reason
             result.gates.extend(self.totaled.gates)
+            result.cells.extend(self.totaled.cells)
         return result
 
 

@@ -20,11 +20,13 @@ from bough_server.evals.job.case_trials import TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluation_log import EvaluationState, as_fact
 from bough_server.evals.job.judges import Judges
-from bough_server.evals.job.judging import score_all_metrics
+from bough_server.evals.job.judging import add_used_mocks, score_all_metrics
+from bough_server.evals.job.planning import definitions_of_cell
 from bough_server.evals.job.trial_runs import NotScorable, TrialRuns
-from bough_server.evals.metrics.scoring import build_not_evaluated_result
+from bough_server.evals.metrics.scoring import build_crashed_attempt, build_not_evaluated_result, has_crashed
 from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
+from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
 from bough_server.store.ports.evaluations import EvaluationRow
 from bough_server.store.ports.log import EvaluationLogEvent
@@ -83,6 +85,10 @@ class LiveEvaluation:
         )
         self._trace = trace
         self._runner = self._build_runner(fold.planned.agent, fold.planned.definitions)
+        self._cell_runners = {
+            cell.name: self._build_runner(fold.planned.agent, definitions_of_cell(fold.planned.definitions, cell))
+            for cell in fold.planned.cells
+        }
         self._baseline_runner: TrialRunner | None = None
         """Runs with what the baseline ran with; None until a suspect runs again with it."""
         self._on_end = on_end
@@ -205,7 +211,7 @@ class LiveEvaluation:
     async def _find_runner(self, planned: evaluation_pb2.CasePlanned, trial: int) -> TrialRunner:
         """Return what runs a trial. Raises NotScorable if it needs what the baseline ran with, and that is gone."""
         if self._fold.find_purpose(planned, trial) != eval_result_pb2.TRIAL_PURPOSE_BASELINE_RERUN:
-            return self._runner
+            return self._cell_runners.get(planned.cell, self._runner)
         if self._baseline_runner is None:
             principal, pins = self.record.principal, self._fold.planned.baseline.pins
             if why := await explain_missing_pins(self._dependencies, principal, pins):
@@ -260,6 +266,7 @@ class LiveEvaluation:
             result = build_not_evaluated_result(
                 case, trial, error.reason, invocations=runs.invocations, unanswered=error.unanswered
             )
+            add_used_mocks(result, case, runs.invocations)
         except (ServerStopping, StorageFailed, Fenced):
             raise
         except Exception as error:
@@ -278,13 +285,32 @@ class LiveEvaluation:
         if is_recorded(case):
             return TrialRuns(case=case, invocations=await self._runner.read_recorded_turns(case))
         runner = await self._find_runner(planned, trial)
-        runs = await runner.run(planned, trial)
+        attempt = len(self._fold.crashed_attempts.get((case.id, trial), ()))
+        runs = await runner.run(planned, trial, attempt=attempt)
+        while self._must_retry(planned, trial, runs):
+            attempt += 1
+            event = evaluation_pb2.EvaluationEvent()
+            event.case_trial_retried.case_id, event.case_trial_retried.trial = case.id, trial
+            event.case_trial_retried.crashed_attempt.CopyFrom(build_crashed_attempt(runs.case, runs.invocations))
+            if not case.HasField("origin"):
+                event.case_trial_retried.session_id = runner.build_trial(planned, trial, attempt=attempt).session_id
+            await self._recorder.record(event)
+            runs = await runner.run(planned, trial, attempt=attempt)
         if (case.id, trial) not in self._fold.ended:
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_ended.case_id, event.case_trial_ended.trial = case.id, trial
             event.case_trial_ended.run_ids.extend(invocation.run_id for invocation in runs.invocations)
             await self._recorder.record(event)
         return runs
+
+    def _must_retry(self, planned: evaluation_pb2.CasePlanned, trial: int, runs: TrialRuns) -> bool:
+        """Return whether a trial crashed and is to begin anew: not if it has ended, or the evaluation stops."""
+        key = (planned.eval_case.id, trial)
+        is_stopping = self._cancelling is not None or self._fold.cancel is not None
+        if key in self._fold.ended or is_stopping or not has_crashed(runs.case, runs.invocations):
+            return False
+        attempts = len(self._fold.crashed_attempts.get(key, ()))
+        return attempts < self._fold.planned.retry_crashed and not self._check_budget()
 
     async def _wait_for_result(
         self, scoring: Coroutine[Any, Any, eval_result_pb2.CaseTrialResult]
@@ -310,6 +336,12 @@ class LiveEvaluation:
         A crash between the two loses the events: the server that continues the evaluation does not score it again.
         """
         result.purpose = self._fold.find_purpose(planned, result.trial)
+        if attempts := self._fold.crashed_attempts.get((result.case_id, result.trial)):
+            used = Sums.of(result.usage)
+            for attempt in attempts:
+                used.add(Sums.of(attempt.usage))
+            result.usage.CopyFrom(used.usage())
+            result.crashed_attempts.extend(attempts)
         event = evaluation_pb2.EvaluationEvent()
         event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)

@@ -25,6 +25,7 @@ from bough_server.evals.job.model_runs import OF_SERVER, ModelRuns, build_reques
 from bough_server.evals.metrics import llm_judge
 from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.results.content import build_redactor, redact_copy
+from bough_server.evals.trees.folding import read_invocation
 from bough_server.identity import Principal
 from bough_server.log.usage import Sums
 from bough_server.matching.secrets import RedactionRules, Redactor
@@ -63,7 +64,7 @@ class Judges:
         trace: Parent | None = None,
     ) -> None:
         """`counted` are the judges' runs whose usage is part of the evaluation's results already."""
-        self._dependencies, self._evaluation_id = dependencies, evaluation_id
+        self._dependencies, self._principal, self._evaluation_id = dependencies, principal, evaluation_id
         self._counted = set(counted)
         self._runs = ModelRuns(dependencies, principal, is_cancelled=is_cancelled, trace=trace or Parent.of_call(()))
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
@@ -97,16 +98,16 @@ class Judges:
             *(self._answer(question, ref, used, anew=anew) for question, ref in zip(asked, refs, strict=True)),
             return_exceptions=True,
         )
-        said: list[eval_result_pb2.Judgment] = []
+        judgments: list[eval_result_pb2.Judgment] = []
         problem = ""
         for question, answer in zip(asked, answers, strict=True):
             if isinstance(answer, llm_judge.JudgeAnswer):
-                said += llm_judge.parse_judgments(metric.llm_judge, question, answer)
+                judgments += llm_judge.parse_judgments(metric.llm_judge, question, answer)
             elif isinstance(answer, ServerStopping | StorageFailed) or not isinstance(answer, CallError | RunError):
                 raise answer
             else:
                 problem = problem or f"The judge was not asked: {answer.message}"
-        return llm_judge.score(metric, said, problem=problem)
+        return llm_judge.score(metric, judgments, problem=problem)
 
     def _ref(
         self,
@@ -118,7 +119,7 @@ class Judges:
         trial: int,
     ) -> evaluation_ref_pb2.EvaluationRef:
         """Return what the run of a question is in the evaluation, or in a call that scores given records."""
-        rubrics = metric.llm_judge.rubrics
+        rubrics = metric.llm_judge.rubrics  # planned, so they have their ids
         return evaluation_ref_pb2.EvaluationRef(
             evaluation_id=self._evaluation_id,
             case_id=case.id if self._evaluation_id else "",
@@ -157,7 +158,15 @@ class Judges:
             self._count(answer.run, used)
         elif answer.run.state == execution_pb2.EXECUTION_STATE_CANCELLED:
             return None  # with the evaluation that had asked
-        return llm_judge.JudgeAnswer(run_id=answer.run.run_id, text=answer.text, problem=answer.problem)
+        text = await self._read_last_text(answer.run) if answer.problem else answer.text
+        return llm_judge.JudgeAnswer(run_id=answer.run.run_id, text=text, problem=answer.problem)
+
+    async def _read_last_text(self, run: run_pb2.Run) -> str:
+        """Return what a judge without an answer said last; empty if it said nothing."""
+        store = self._dependencies.store
+        record = await read_invocation(self._dependencies.runs, store.log, self._principal, run.run_id)
+        texts = (messages.text_of(step.llm_response.message) for step in reversed(record.steps))
+        return next(filter(None, texts), "")
 
     def _is_own(self, run: run_pb2.Run) -> bool:
         return bool(self._evaluation_id) and run.evaluation.evaluation_id == self._evaluation_id
@@ -190,9 +199,7 @@ def _questions(
         invocations = [_redact_record(invocation, judge.template, redactor) for invocation in invocations]
         judge = _redact_judge(judge, redactor)
     return [
-        question
-        for number, (turn, invocation) in enumerate(zip(turns, invocations, strict=False))
-        for question in llm_judge.questions(judge, turn, invocation, number)
+        question for judged in llm_judge.turns_of(turns, invocations) for question in llm_judge.questions(judge, judged)
     ]
 
 

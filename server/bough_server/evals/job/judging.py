@@ -9,7 +9,7 @@ import structlog
 from bough.v1 import error_pb2, eval_result_pb2, eval_set_pb2, invocation_pb2
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.judges import Judges
-from bough_server.evals.job.mock_uses import count_mock_uses
+from bough_server.evals.job.mock_uses import count_faults, count_mock_uses
 from bough_server.evals.metrics import custom
 from bough_server.evals.metrics.scoring import applicable_metrics, build_not_evaluated_result, is_scorable, score_trial
 from bough_server.evals.metrics.turn import no_score
@@ -74,11 +74,24 @@ def _score_or_reject(
     else:
         with _match_placeholders(case, invocations, rules):
             result = score_trial(case, invocations, trial=trial, extra_scores=extra_scores)
-    uses = count_mock_uses(invocations)
-    # Mocks of a run come after those of the case.
-    result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
-    result.used_agent_mocks.extend(sorted(uses.agents))
+    add_used_mocks(result, case, invocations)
+    result.injected_faults.extend(
+        invocation_pb2.FaultCount(index=index, count=count)
+        for index, count in sorted(count_faults(invocations).items())
+    )
     return result
+
+
+def add_used_mocks(
+    result: eval_result_pb2.CaseTrialResult,
+    case: eval_set_pb2.EvalCase,
+    invocations: Sequence[invocation_pb2.Invocation],
+) -> None:
+    """Set the mocks of a case that answered in a trial, whose turns these are."""
+    uses = count_mock_uses(invocations)
+    # Mocks of a run come after those of the case, and a fork of a case without mocks has those of its origin.
+    result.used_mocks.extend(sorted(index for index in uses.tools if index < len(case.mocks.tools)))
+    result.used_agent_mocks.extend(sorted(index for index in uses.agents if index < len(case.mocks.agents)))
 
 
 def _match_placeholders(

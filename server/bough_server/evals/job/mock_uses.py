@@ -1,4 +1,4 @@
-"""How often mocks have answered in a trial, and what is left of them for its next turn."""
+"""How often mocks have answered and faults were injected in a trial, and what is left of them for its next turn."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +23,16 @@ def count_mock_uses(invocations: Sequence[invocation_pb2.Invocation]) -> MockUse
         uses.tools.update(call.mock_index for call in invocation.tools if call.HasField("mock_index"))
         uses.agents.update(agent.mock_index for agent in invocation.agents if agent.HasField("mock_index"))
     return uses
+
+
+def count_faults(invocations: Sequence[invocation_pb2.Invocation]) -> Counter[int]:
+    """Return how often each fault was injected in the turns of a trial, by its number."""
+    counts: Counter[int] = Counter()
+    for invocation in invocations:
+        counts.update(call.fault_index for call in invocation.tools if call.HasField("fault_index"))
+        for fault in (fault for agent in invocation.agents for fault in agent.model_faults):
+            counts[fault.index] += fault.count
+    return counts
 
 
 def build_remaining_mocks(mocks: eval_set_pb2.ToolMocks, uses: MockUses) -> eval_set_pb2.ToolMocks:

@@ -1,20 +1,22 @@
 """Check a request for an evaluation, and build the first events of its log."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
+from bough.v1 import agent_pb2, eval_result_pb2, eval_service_pb2, eval_set_pb2, evaluation_pb2
 from bough_server.agents.definition import drop_unknown_fields
 from bough_server.distribution import version
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.evals.job.baseline_agents import explain_missing_pins, pin_agents
 from bough_server.evals.job.dependencies import EvaluationDependencies
+from bough_server.evals.metrics.llm_judge import models_of
 from bough_server.evals.results.compare import baseline_of
 from bough_server.evals.results.gates import explain_unmissable, explain_unreachable, parse_gate
 from bough_server.evals.sets.eval_set import is_recorded, plan_cases, set_digest
-from bough_server.evals.sets.unknown_names import unknown_names
+from bough_server.evals.sets.matrix import fill_cells, list_cells, plan_cells
+from bough_server.evals.sets.unknown_names import find_root_mocks, list_called_agents, unknown_names
 from bough_server.evals.sets.validation import request_problems
 from bough_server.identity import Principal
 from bough_server.messages import copy_of
@@ -28,6 +30,8 @@ MAX_BASELINE_BYTES: Final = 2 * 1024 * 1024
 
 BUDGET_FIELDS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "wall_duration")
 """The bounds of Limits that an evaluation as a whole can have."""
+
+_MATRIX_BASELINE: Final = "The evaluation has a matrix, and what a cell ran with before is not stored."
 
 MAX_DEFINITIONS_BYTES: Final = 1024 * 1024
 """The most bytes of a request's definitions, which become part of the same event."""
@@ -66,38 +70,48 @@ async def plan(
     Raises InvalidRequest with every problem, NotFound and AgentUnusable.
     """
     agent = request.agent or request.eval_set.agent
+    if request.HasField("matrix"):
+        request.eval_set.matrix.CopyFrom(request.matrix)
     trials = request.trials if request.HasField("trials") else None
     # In a thread: a set of 8 MiB takes seconds to check.
     wrong = await run_in_thread(
         request_problems, request.eval_set, agent=request.agent, known=dependencies.collect_known_names(), trials=trials
     )
-    violations = [FieldViolation(field=_in_set(path), description=text) for path, text in wrong]
+    violations = [FieldViolation(field=_in_request(path, request), description=text) for path, text in wrong]
     violations += [*_large_definitions(request), *_meaningless_bounds(request)]
     violations += _meaningless_reruns(request, has_baseline=baseline is not None)
-    if baseline is not None:
-        violations += _unusable_baseline(baseline, request.eval_set)
     if violations:
         raise InvalidRequest(violations)
-    cases = await run_in_thread(plan_cases, request.eval_set, trials=trials)
+    cells = list_cells(request.eval_set.matrix)
+    planned_cases = await run_in_thread(plan_cases, request.eval_set, trials=trials)
+    cases = await run_in_thread(plan_cells, planned_cases, cells)
+    if baseline is not None and (unusable := list(_unusable_baseline(baseline, cases))):
+        raise InvalidRequest(unusable)
     fresh = request.rerun_suspects
-    cannot_rerun = ""
-    if baseline is not None:
+    cannot_rerun = _MATRIX_BASELINE if cells else ""
+    if baseline is not None and not cells:
         cannot_rerun = await explain_missing_pins(dependencies, principal, baseline.pins)
     _refuse_gates(request, cases, baseline=baseline, has_baseline_reruns=not cannot_rerun)
-    pins = eval_result_pb2.EvalPins(eval_set_digest=set_digest(request.eval_set), server_version=version())
+    pins = eval_result_pb2.EvalPins(
+        eval_set_digest=set_digest(request.eval_set), server_version=version(), code_digest=dependencies.code_digest
+    )
     if agent:
         resolver, versions = await dependencies.agents.for_run(principal.tenant_id, agent, request.definitions)
-        await run_in_thread(_refuse_unknown_names, request.eval_set, resolver)
+        await run_in_thread(_refuse_wrong_names, request.eval_set, agent, resolver)
         pin_agents(pins, agent, resolver, versions)
+        if why := fill_cells(cells, request.eval_set.matrix, agent, resolver):
+            raise InvalidRequest([FieldViolation(field=_in_request("matrix.agent", request), description=why)])
+        await _pin_cells(dependencies, principal, request, agent, cells=cells, pins=pins)
     for planned in cases:
         for metric in planned.eval_case.metrics:
             if metric.HasField("llm_judge"):
-                model = metric.llm_judge.model
-                pins.judges[model] = dependencies.models.get(model, "")
+                for model in models_of(metric.llm_judge):
+                    pins.judges[model] = dependencies.models.get(model, "")
         if planned.eval_case.HasField("user"):
             model = planned.eval_case.user.model
             pins.users[model] = dependencies.models.get(model, "")
     started = _build_first_event(request, principal, agent=agent, cases=cases, pins=pins, digest=digest)
+    started.cells.extend(cells)
     if baseline is not None:
         started.baseline.CopyFrom(_reduce_baseline(baseline))
         started.rerun_suspects, started.baseline_not_rerun_reason = fresh, cannot_rerun if fresh else ""
@@ -113,6 +127,7 @@ def _build_first_event(
     pins: eval_result_pb2.EvalPins,
     digest: str,
 ) -> evaluation_pb2.EvaluationPlanned:
+    holder = request if request.HasField("retry_crashed") else request.eval_set.defaults
     started = evaluation_pb2.EvaluationPlanned(
         agent=agent,
         case_count=len(cases),
@@ -126,6 +141,7 @@ def _build_first_event(
         request_id=request.request_id,
         request_digest=digest if request.request_id else "",
         user_id=principal.user_id,
+        retry_crashed=holder.retry_crashed,
     )
     started.eval_set.CopyFrom(request.eval_set)
     # Each case is an event: a set may be larger than an event.
@@ -135,11 +151,51 @@ def _build_first_event(
     return started
 
 
-def _refuse_unknown_names(eval_set: eval_set_pb2.EvalSet, resolver: Resolver) -> None:
-    wrong = [
-        FieldViolation(field=_in_set(path), description=text)
-        for path, text in unknown_names(eval_set, agents=resolver.agents, tools=resolver.tools)
-    ]
+def definitions_of_cell(
+    definitions: Iterable[agent_pb2.AgentDefinition], cell: evaluation_pb2.EvalCell
+) -> list[agent_pb2.AgentDefinition]:
+    """Return what the runs of a cell look up before the catalog: the request's definitions, one of them changed."""
+    return [cell.definition, *(one for one in definitions if one.name != cell.definition.name)]
+
+
+async def _pin_cells(
+    dependencies: EvaluationDependencies,
+    principal: Principal,
+    request: eval_service_pb2.EvaluateRequest,
+    agent: str,
+    *,
+    cells: Sequence[evaluation_pb2.EvalCell],
+    pins: eval_result_pb2.EvalPins,
+) -> None:
+    """Check that each cell can run, and pin the models of all. Raises InvalidRequest."""
+    definitions = [*request.definitions, *(cell.definition for cell in cells)]
+    size = request.eval_set.matrix.ByteSize() + sum(one.ByteSize() for one in definitions)
+    if cells and size > MAX_DEFINITIONS_BYTES:
+        description = (
+            f"is {size:,} bytes with the definitions of its cells and of the request, and may be "
+            f"{MAX_DEFINITIONS_BYTES:,}"
+        )
+        raise InvalidRequest([FieldViolation(field=_in_request("matrix", request), description=description)])
+    for cell in cells:
+        definitions = definitions_of_cell(request.definitions, cell)
+        try:
+            _, versions = await dependencies.agents.for_run(principal.tenant_id, agent, definitions)
+        except InvalidRequest as error:
+            wrong = error.violations[0]
+            description = f"The cell {cell.name!r} cannot run: {wrong.field}: {wrong.description}"
+            raise InvalidRequest(
+                [FieldViolation(field=_in_request("matrix", request), description=description)]
+            ) from None
+        pins.models.update(versions.models)
+
+
+def _refuse_wrong_names(eval_set: eval_set_pb2.EvalSet, agent: str, resolver: Resolver) -> None:
+    called = list_called_agents(each.definition for each in resolver.agents.values())
+    found = (
+        *unknown_names(eval_set, agents=resolver.agents, tools=resolver.tools),
+        *find_root_mocks(eval_set, agent=agent, called=called),
+    )
+    wrong = [FieldViolation(field=_in_set(path), description=text) for path, text in found]
     if wrong:
         raise InvalidRequest(wrong)
 
@@ -176,13 +232,15 @@ def _refuse_gates(
 
 
 def _unusable_baseline(
-    baseline: eval_result_pb2.EvalResult, eval_set: eval_set_pb2.EvalSet
+    baseline: eval_result_pb2.EvalResult, cases: Sequence[evaluation_pb2.CasePlanned]
 ) -> Iterator[FieldViolation]:
     """Refuse what nothing would be worse than: a baseline without cases, and one of another set."""
     if not baseline.cases:
         yield FieldViolation(field="baseline.result.cases", description="must have at least one case")
-    elif {case.case_id for case in baseline.cases}.isdisjoint(case.id for case in eval_set.cases):
+    elif {case.case_id for case in baseline.cases}.isdisjoint(one.eval_case.id for one in cases):
         description = f"is a result of the set {baseline.eval_set_name!r}, which has no case of this set"
+        if any(one.cell for one in cases):
+            description += " in a cell of this matrix"
         yield FieldViolation(field="baseline", description=description)
 
 
@@ -216,6 +274,12 @@ def _meaningless_reruns(request: eval_service_pb2.EvaluateRequest, *, has_baseli
         yield FieldViolation(field="rerun_suspects", description="needs a baseline to compare the fresh trials with")
     if all(map(is_recorded, request.eval_set.cases)):
         yield FieldViolation(field="rerun_suspects", description="has no meaning: every case of the set is recorded")
+
+
+def _in_request(path: str, request: eval_service_pb2.EvaluateRequest) -> str:
+    """Return the path of a field of the set, whose matrix may be that of the request."""
+    is_of_request = request.HasField("matrix") and (path == "matrix" or path.startswith(("matrix.", "matrix[")))
+    return path if is_of_request else _in_set(path)
 
 
 def _in_set(path: str) -> str:

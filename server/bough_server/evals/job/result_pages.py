@@ -181,5 +181,5 @@ def _fit(result: eval_result_pb2.CaseTrialResult, held: int, most: int) -> None:
         del score.tree_comparisons[:]
         del score.judgments[:]
     if held + result.ByteSize() > most // 2:
-        for name in ("turns", "scores", "reason", "unanswered", "used_mocks"):
+        for name in ("turns", "scores", "reason", "unanswered", "used_mocks", "injected_faults"):
             result.ClearField(name)

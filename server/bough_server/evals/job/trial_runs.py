@@ -17,10 +17,13 @@ class CaseTrial:
     evaluation_id: str
     case_id: str
     trial: int
+    attempt: int = 0
+    """How often the trial crashed before and began anew."""
 
     def _digest(self) -> str:
         # The case's id may be longer than a request id, and have characters that one may not have.
-        return hashlib.sha256(f"{self.case_id}\0{self.trial}".encode()).hexdigest()[:24]
+        attempt = f"\0{self.attempt}" if self.attempt else ""
+        return hashlib.sha256(f"{self.case_id}\0{self.trial}{attempt}".encode()).hexdigest()[:24]
 
     @property
     def session_id(self) -> str:
@@ -31,6 +34,10 @@ class CaseTrial:
     def request_id(self, turn: int) -> str:
         """Return the request id of a turn's run."""
         return f"{OF_SERVER}turn/{self.evaluation_id}-{self._digest()}-{turn}"
+
+    def fault_seed(self, turn: int) -> str:
+        """Return what the draws of a turn's faults depend on; not on the evaluation, so that others draw the same."""
+        return f"{self._digest()}-{turn}"
 
     def ref(self, turn: int) -> evaluation_ref_pb2.EvaluationRef:
         """Return what a turn's run is in the evaluation."""
@@ -46,7 +53,12 @@ class CaseTrial:
 
     def _ref(self, turn: int, role: evaluation_ref_pb2.EvaluationRole.ValueType) -> evaluation_ref_pb2.EvaluationRef:
         return evaluation_ref_pb2.EvaluationRef(
-            evaluation_id=self.evaluation_id, case_id=self.case_id, trial=self.trial, turn=turn, role=role
+            evaluation_id=self.evaluation_id,
+            case_id=self.case_id,
+            trial=self.trial,
+            turn=turn,
+            role=role,
+            attempt=self.attempt,
         )
 
 

@@ -109,7 +109,13 @@ class _Faults:
     def count(self, expected: ExpectedNode, actual: AgentNode) -> int:
         key = expected.index, actual.index
         if key not in self._counts:
-            found = (self.tools(expected, actual), self.state(expected, actual), self.input(expected, actual))
+            tools = self._select_calls(expected, actual)
+            found = (
+                tools is not None
+                and tool_trajectory.has_mismatch(expected.agent.tools, tools, expected.agent.tools_mode),
+                self.state(expected, actual),
+                self.input(expected, actual),
+            )
             self._counts[key] = sum(map(bool, found)) + len(self.forbidden(expected, actual))
         return self._counts[key]
 
@@ -135,13 +141,18 @@ class _Faults:
 
         Raises ValueError if a call that has to be compared was cut in the record.
         """
+        calls = self._select_calls(expected, actual)
+        agent = expected.agent
+        return "" if calls is None else tool_trajectory.mismatch(agent.tools, calls, agent.tools_mode)
+
+    def _select_calls(self, expected: ExpectedNode, actual: AgentNode) -> list[invocation_pb2.ToolInvocation] | None:
         agent = expected.agent
         if not agent.tools and not agent.tools_mode:
-            return ""
+            return None
         calls = tool_trajectory.select_calls(agent.tools, actual.calls, agents=self._agents)
         if cut := tool_trajectory.find_truncated_call(agent.tools, calls):
             raise ValueError(cut)
-        return tool_trajectory.mismatch(agent.tools, calls, agent.tools_mode)
+        return calls
 
     def forbidden(self, expected: ExpectedNode, actual: AgentNode) -> list[AgentNode]:
         """Return the agents below that are forbidden, in preorder."""

@@ -10,6 +10,7 @@ from bough.v1.eval_result_pb2 import (
     VERDICT_NOT_EVALUATED,
     VERDICT_PASSED,
     CaseTrialResult,
+    CrashedAttempt,
     MetricScore,
     Verdict,
 )
@@ -103,7 +104,7 @@ def score_trial(
     `extra_scores` are the scores of llm_judge and custom metrics, by name.
     """
     # First, because a crash is a failure whatever its record lacks.
-    if any(_find_crashes(case, invocations)):
+    if has_crashed(case, invocations):
         return _build_crash_result(case, invocations, trial=trial)
     if problem := next(_problems(case, invocations), ""):
         return build_not_evaluated_result(case, trial, problem, invocations=invocations)
@@ -124,6 +125,21 @@ def score_trial(
     result.verdict, result.reason = _verdict(result.scores)
     _add_turns(result, case, invocations, marks)
     return result
+
+
+def has_crashed(case: EvalCase, invocations: Sequence[Invocation]) -> bool:
+    """Return whether a turn of a trial failed or was cancelled unexpectedly."""
+    return any(_find_crashes(case, invocations))
+
+
+def build_crashed_attempt(case: EvalCase, invocations: Sequence[Invocation]) -> CrashedAttempt:
+    """Return what is kept of an attempt at a trial that crashed."""
+    result = _build_crash_result(case, invocations, trial=0)
+    return CrashedAttempt(
+        reason=result.reason,
+        run_ids=[invocation.run_id for invocation in invocations],
+        usage=result.usage if result.HasField("usage") else None,
+    )
 
 
 def _find_crashes(case: EvalCase, invocations: Sequence[Invocation]) -> Iterator[tuple[int, Invocation]]:
@@ -261,7 +277,7 @@ def _verdict(scores: Sequence[MetricScore]) -> tuple[Verdict.ValueType, str]:
 
 
 def _shorten(result: CaseTrialResult) -> None:
-    """Leave out differences of trees, the last ones first, until the scores fit their bound."""
+    """Leave out differences of trees, the last ones first, then the ends of judges' reasons, until the scores fit."""
     # By halves, as each look at the sizes passes over all scores.
     keep = max((len(tree.differences) for score in result.scores for tree in score.tree_comparisons), default=0)
     while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
@@ -269,6 +285,11 @@ def _shorten(result: CaseTrialResult) -> None:
         for score in result.scores:
             for tree in score.tree_comparisons:
                 del tree.differences[keep:]
+    keep = max((len(said.reason) for score in result.scores for said in score.judgments), default=0)
+    while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
+        keep //= 2
+        for said in (said for score in result.scores for said in score.judgments):
+            said.reason = said.reason[:keep]
 
 
 def _add_turns(

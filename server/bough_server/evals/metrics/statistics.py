@@ -70,8 +70,8 @@ def _interval(lower: float, upper: float) -> eval_result_pb2.ConfidenceInterval:
     return eval_result_pb2.ConfidenceInterval(lower=lower, upper=upper, level=LEVEL)
 
 
-def wilson(c: int, n: int) -> eval_result_pb2.ConfidenceInterval:
-    """Return Wilson's interval of a rate of which c of n were seen, n at least 1."""
+def wilson(c: float, n: int) -> eval_result_pb2.ConfidenceInterval:
+    """Return Wilson's interval of a rate of which c of n were seen, n at least 1; c need not be whole."""
     rate, denominator = c / n, 2 * (n + _Z_SQUARED)
     center = (2 * n * rate + _Z_SQUARED) / denominator
     half = _Z / denominator * math.sqrt(4 * n * rate * (1 - rate) + _Z_SQUARED)
@@ -183,25 +183,17 @@ def _find_normal_bounds(rates: Sequence[float]) -> tuple[float, float]:
     return center - half, center + half
 
 
-def pass_statistics(
-    passed: int, trials: int, *, distinct: tuple[int, int] | None = None
-) -> eval_result_pb2.PassStatistics:
+def pass_statistics(passed: int, trials: int, *, distinct_trials: int | None = None) -> eval_result_pb2.PassStatistics:
     """Return how often a case passes that passed in some of its scored trials; without trials, no rate.
 
-    `distinct` is how many of those passed, and how many there are, that say something by themselves; by default all.
+    `distinct_trials` is for how many trials they count in the interval; by default for all.
     """
-    distinct_passed, distinct_trials = distinct or (passed, trials)
+    distinct = trials if distinct_trials is None else distinct_trials
     result = eval_result_pb2.PassStatistics(
-        trials=trials,
-        passed=passed,
-        flaky=0 < passed < trials,
-        distinct_trials=distinct_trials,
-        distinct_passed=distinct_passed,
+        trials=trials, passed=passed, flaky=0 < passed < trials, distinct_trials=distinct
     )
     if trials:
-        interval = wilson(distinct_passed, distinct_trials)
-        rate = passed / trials
-        interval.lower, interval.upper = min(interval.lower, rate), max(interval.upper, rate)
+        interval = wilson(distinct * passed / trials, distinct)
         any_of_k, all_of_k = _probabilities(trials, passed)
         result.pass_rate = passed / trials
         result.pass_rate_interval.CopyFrom(interval)

@@ -1,7 +1,7 @@
 """The tool_trajectory metric: tool calls of the whole tree, or of one agent, compared with the expected ones."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ from bough_server.evals.metrics.turn import (
 )
 from bough_server.history.visible import CALL_PREFIX
 from bough_server.matching import values
+from bough_server.matching.values import MOST_NAMED
 from bough_server.matching.work import spend
 from bough_server.messages import effective_arguments, has_truncated_arguments
 from bough_server.tools.builtin import RESERVED
@@ -101,18 +102,31 @@ def is_of_agent(call: ToolInvocation, agents: Collection[str]) -> bool:
 
 
 def mismatch(expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType) -> str:
-    """Return the first difference between calls in their order and what is expected of them; empty if there is none.
+    """Return the differences between calls in their order and what is expected of them; empty if there are none.
 
-    The mode's default is EXACT. Raises TooMuchWork.
+    The first are named and the others counted. The mode's default is EXACT. Raises TooMuchWork.
     """
+    found = list(_find_differences(expected, actual, mode))
+    more = len(found) - MOST_NAMED
+    return "; ".join([*found[:MOST_NAMED], *([f"and {more:,} more"] if more > 0 else [])])
+
+
+def has_mismatch(
+    expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType
+) -> bool:
+    """Return whether `mismatch` finds any difference."""
+    return next(_find_differences(expected, actual, mode), None) is not None
+
+
+def _find_differences(
+    expected: Sequence[ExpectedTool], actual: Sequence[ToolInvocation], mode: TrajectoryMode.ValueType
+) -> Iterator[str]:
     calls = _number_calls(actual)
     if mode in _UNORDERED:
-        return _find_unordered_mismatch(expected, calls, mode)
-    return (
-        _find_order_mismatch(expected, calls)
-        if mode == TRAJECTORY_MODE_IN_ORDER
-        else _find_exact_mismatch(expected, calls)
-    )
+        return _find_unordered_differences(expected, calls, mode)
+    if mode == TRAJECTORY_MODE_IN_ORDER:
+        return _find_order_differences(expected, calls)
+    return _find_exact_differences(expected, calls)
 
 
 class _Call(NamedTuple):
@@ -171,44 +185,54 @@ def _number(names: Sequence[str]) -> str:
     return ", ".join([*shown, *more]) or "none"
 
 
-def _find_exact_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> str:
+def _find_exact_differences(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> Iterator[str]:
     for number, (tool, call) in enumerate(zip(expected, actual, strict=False), start=1):
         if wrong := _difference(tool, call, number):
-            return wrong
-    if len(actual) > len(expected):
-        return _surplus(actual[len(expected)], len(expected) + 1)
-    if len(actual) < len(expected):
-        return f"call {len(actual) + 1} is missing, expected {name_words(expected[len(actual)])}"
-    return ""
+            yield wrong
+    for number, call in enumerate(actual[len(expected) :], start=len(expected) + 1):
+        yield _surplus(call, number)
+    for number, tool in enumerate(expected[len(actual) :], start=len(actual) + 1):
+        yield f"call {number} is missing, expected {name_words(tool)}"
 
 
-def _find_order_mismatch(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> str:
+def _find_order_differences(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> Iterator[str]:
     """Take the first call that fits each expected one: if any choice leaves enough for the rest, this one does."""
-    position = 0
+    position, missing = 0, 0
     for tool in expected:
+        if missing == MOST_NAMED - 1:  # each is compared with all calls that are left
+            yield "the expected calls after that were not compared"
+            return
         rest = range(position, len(actual))
         found = next((index for index in rest if _fits(tool, actual[index])), None)
         if found is None:
             after = f" after call {position}" if position else ""
-            return f"no call fits the expected {name_words(tool)}{after}{_nearest(tool, actual, rest)}"
-        position = found + 1
-    return ""
+            near = next((index for index in rest if fits_name(tool, actual[index].name)), None)
+            yield f"no call fits the expected {name_words(tool)}{after}{_nearest(tool, actual, near)}"
+            missing += 1
+        else:
+            position = found + 1
 
 
-def _find_unordered_mismatch(
+def _find_unordered_differences(
     expected: Sequence[ExpectedTool], actual: Sequence[_Call], mode: TrajectoryMode.ValueType
-) -> str:
+) -> Iterator[str]:
     pairs = _pairs(expected, actual)
     taken = set(pairs.values())
     left = [index for index in range(len(actual)) if index not in taken]
     missing = [tool for index, tool in enumerate(expected) if index not in pairs]
-    if missing and mode != TRAJECTORY_MODE_SUBSET:
-        return f"no call fits the expected {name_words(missing[0])}{_nearest(missing[0], actual, left)}"
-    if left and mode != TRAJECTORY_MODE_SUPERSET:
-        call, number = actual[left[0]], left[0] + 1
-        same = next((tool for tool in missing if fits_name(tool, call.name)), None)
-        return _surplus(call, number) if same is None else _difference(same, call, number)
-    return ""
+    if mode != TRAJECTORY_MODE_SUBSET:
+        for number, tool in enumerate(missing):
+            # Those beyond are only counted; each is compared with all names that are left.
+            is_named = number < MOST_NAMED
+            near = next((index for index in left if is_named and fits_name(tool, actual[index].name)), None)
+            yield f"no call fits the expected {name_words(tool)}{_nearest(tool, actual, near)}"
+            if near is not None:
+                left.remove(near)  # named with the call that is missing, and not once more
+    if mode != TRAJECTORY_MODE_SUPERSET:
+        for number, index in enumerate(left):
+            call, may_be = actual[index], missing if mode == TRAJECTORY_MODE_SUBSET and number < MOST_NAMED else ()
+            same = next((tool for tool in may_be if fits_name(tool, call.name)), None)
+            yield _surplus(call, index + 1) if same is None else _difference(same, call, index + 1)
 
 
 def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> dict[int, int]:
@@ -228,28 +252,34 @@ def _pairs(expected: Sequence[ExpectedTool], actual: Sequence[_Call]) -> dict[in
 
 
 def _fits(tool: ExpectedTool, call: _Call) -> bool:
-    return not _difference(tool, call, 0)
+    return next(_iter_differences(tool, call, 0), None) is None
 
 
 def _difference(tool: ExpectedTool, call: _Call, number: int) -> str:
-    """Return how a call differs from an expected one; empty if it fits."""
-    if not fits_name(tool, call.name):
-        return f"call {number} is {_label(call.record)}, expected {name_words(tool)}"
+    """Return every way in which a call differs from an expected one; empty if it fits."""
+    return "; ".join(_iter_differences(tool, call, number))
+
+
+def _iter_differences(tool: ExpectedTool, call: _Call, number: int) -> Iterator[str]:
     label, record = _label(call.record), call.record
+    if not fits_name(tool, call.name):
+        yield f"call {number} is {label}, expected {name_words(tool)}"
+        return
     if tool.HasField("nth") and tool.nth != call.nth:
-        return f"call {number}, {label}, is number {call.nth} of its tool, expected number {tool.nth}"
+        yield f"call {number}, {label}, is number {call.nth} of its tool, expected number {tool.nth}"
     if tool.state and tool.state != record.state:
-        return f"call {number}, {label}, is {name_state(record.state)}, expected {name_state(tool.state)}"
+        yield f"call {number}, {label}, is {name_state(record.state)}, expected {name_state(tool.state)}"
     arguments = effective_arguments(record).strip() or "{}"  # no text means no arguments
     for matcher in _arguments_matchers(tool):
         if wrong := values.mismatch(matcher, arguments):
-            return f"call {number}, {label}: the arguments differ: {wrong}"
-    for matcher in _result_matchers(tool):
-        if record.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
-            return f"call {number}, {label}, has no result"
+            yield f"call {number}, {label}: the arguments differ: {wrong}"
+    matchers = _result_matchers(tool)
+    if matchers and record.state != execution_pb2.EXECUTION_STATE_SUCCEEDED:
+        yield f"call {number}, {label}, has no result"
+        return
+    for matcher in matchers:
         if wrong := values.mismatch(matcher, record.result_json):
-            return f"call {number}, {label}: the result differs: {wrong}"
-    return ""
+            yield f"call {number}, {label}: the result differs: {wrong}"
 
 
 def _arguments_matchers(tool: ExpectedTool) -> list[ValueMatcher]:
@@ -262,9 +292,8 @@ def _result_matchers(tool: ExpectedTool) -> list[ValueMatcher]:
     return [*exact, tool.result_match] if tool.HasField("result_match") else exact
 
 
-def _nearest(tool: ExpectedTool, actual: Sequence[_Call], candidates: Iterable[int]) -> str:
-    """Return how the first call of the expected name differs, as the end of a sentence; empty if there is none."""
-    near = next((index for index in candidates if fits_name(tool, actual[index].name)), None)
+def _nearest(tool: ExpectedTool, actual: Sequence[_Call], near: int | None) -> str:
+    """Return how the nearest call differs, as the end of a sentence; empty if none has the expected name."""
     return "" if near is None else f": {_difference(tool, actual[near], near + 1)}"
 
 

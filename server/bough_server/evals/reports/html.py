@@ -10,18 +10,24 @@ from bough_server.evals.reports.page import Block, Note, indent_json, render
 from bough_server.evals.reports.trees import TurnView, iter_turn_views, usage_facts
 from bough_server.evals.reports.words import (
     CHANGES,
+    best_text,
+    cell_rows,
     change_reasons,
     comparison_sentences,
     comparison_text,
+    describe_judgment,
     describe_unused_mocks,
     incomplete_text,
     means_texts,
+    pass_rate_text,
     rate_text,
     rates_text,
     reasons_of,
     reasons_of_trial,
     result_text,
+    retries_text,
     trial_text,
+    value_text,
     verdict_text,
 )
 from bough_server.evals.results.verdicts import list_usages
@@ -122,6 +128,8 @@ class CaseView:
     reasons: str
     notes: Sequence[Note]
     trials: Sequence[TrialView]
+    """All trials, the planned ones first."""
+    planned_count: int
 
 
 def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None = None) -> str:
@@ -140,6 +148,8 @@ def html_page(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.Ev
         style=_result_style(result),
         shares=list(_shares(result.totals)),
         head=list(_head(result, comparison)),
+        cells=cell_rows(result),
+        best=best_text(result),
         gates=[_gate(gate) for gate in result.gates],
         changes=list(_changes(comparison)) if comparison is not None else [],
         metrics=metrics[:_MOST_METRICS],
@@ -179,14 +189,15 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):
-        bounds = found.pass_rate_interval
-        parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
+        parts.append(f"pass rate {pass_rate_text(found)}")
     style = _result_style(result)
     if incomplete := incomplete_text(result):
         yield Note(text=incomplete, style=style)
     yield Note(text=" · ".join(parts), style=style)
     if result.reason:
         yield Note(text=result.reason, style=style)
+    if retries := retries_text(found):
+        yield Note(text=retries, style="anomaly")
     if means := means_texts(found):
         yield Note(text=f"means: {' · '.join(means)}")
     for name, usage in zip(("runs", "judges", "simulated users"), list_usages(found), strict=True):
@@ -205,8 +216,7 @@ def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalCo
 
 
 def _gate(gate: eval_result_pb2.GateResult) -> GateRow:
-    value = f"{gate.value:.4g}" if gate.HasField("value") else ""
-    verdict = verdict_text(gate.verdict)
+    verdict, value = verdict_text(gate.verdict), value_text(gate)
     return GateRow(gate=gate.gate, verdict=verdict, style=_style(gate.verdict), value=value, reason=gate.reason)
 
 
@@ -218,7 +228,7 @@ def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[ChangeRow]:
                 change=CHANGES[case.change],
                 style=_CHANGE_STYLES.get(case.change, ""),
                 rates=rates_text(case),
-                reasons=" ".join(change_reasons(case)),
+                reasons=_join_lines(change_reasons(case)),
             )
 
 
@@ -240,13 +250,19 @@ def _case(index: int, case: eval_result_pb2.CaseResult, metrics: Sequence[str]) 
         is_flaky=statistics.flaky,
         labels=_labels(case),
         scores=[_score(found[name]) if name in found else Score(text="", order="", style="") for name in metrics],
-        reasons=" ".join(reasons[:_MOST_REASONS]),
+        reasons=_join_lines(reasons[:_MOST_REASONS]),
         notes=[*notes, *(Note(text=text, style="anomaly") for text in describe_unused_mocks(case))],
         trials=[
             _trial(trial, case, place=f"case-{index}-trial-{number}", is_open=trial is opened)
             for number, trial in enumerate(trials)
         ],
+        planned_count=len(case.trials),
     )
+
+
+def _join_lines(reasons: Sequence[str]) -> str:
+    """Return reasons as one text, a line for each."""
+    return "\n".join(" ".join(reason.split()) for reason in reasons)
 
 
 def _score(metric: eval_result_pb2.MetricSummary) -> Score:
@@ -266,11 +282,7 @@ def _trial(
         facts.append(f"{trial.duration.ToTimedelta().total_seconds():.1f} s")
     facts += usage_facts(trial.usage)
     notes = [Note(text=reason, style=_style(trial.verdict)) for reason in reasons_of_trial(trial)]
-    notes += [
-        Note(text=f"{score.name}, {one.rubric_id}: {'holds' if one.holds else 'does not hold'}: {one.reason}")
-        for score in trial.scores
-        for one in score.judgments
-    ]
+    notes += [Note(text=f"{score.name}, {describe_judgment(one)}") for score in trial.scores for one in score.judgments]
     return TrialView(
         id=place,
         name=trial_text(trial),

@@ -14,12 +14,16 @@ from bough.v1 import eval_result_pb2
 from bough_server.evals.reports.tree_text import trees_text
 from bough_server.evals.reports.words import (
     CHANGES,
+    best_text,
+    cell_rows,
     change_reasons,
     comparison_sentences,
     comparison_text,
     incomplete_text,
     rates_text,
     reasons_of,
+    retries_text,
+    retry_texts,
 )
 
 _FORBIDDEN: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -68,6 +72,12 @@ def _suite_properties(
         yield "evaluation_id", result.evaluation_id
     for metric, mean in sorted(result.totals.metric_means.items()):
         yield f"mean.{metric}", f"{mean:g}"
+    if retries := retries_text(result.totals):
+        yield "retries", retries
+    for cell in cell_rows(result):
+        yield f"cell.{cell.name}", f"{cell.cases} cases passed, pass rate {cell.rate}{', the best' * cell.is_best}"
+    if best := best_text(result):
+        yield "best", best
     if comparison is not None:
         yield "comparison", comparison_text(comparison)
         for text in (*comparison_sentences(comparison, result.suspects), *comparison.pins_changed):
@@ -127,6 +137,8 @@ def _facts(case: eval_result_pb2.CaseResult) -> Iterator[tuple[str, str]]:
     if statistics.flaky:
         yield "flaky", "true"
     for trial in case.trials:
+        for text in retry_texts(trial):
+            yield f"retried.{trial.trial}", text
         for number, turn in enumerate(trial.turns):
             place = f"{trial.trial}.{number}"
             if turn.run_id:

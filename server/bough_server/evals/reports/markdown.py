@@ -9,16 +9,21 @@ from bough.v1 import eval_result_pb2
 from bough_server.evals.reports.tree_text import trees_text
 from bough_server.evals.reports.words import (
     CHANGES,
+    best_text,
+    cell_rows,
     change_reasons,
     comparison_sentences,
     comparison_text,
     cost_text,
     incomplete_text,
     means_texts,
+    pass_rate_text,
     rate_text,
     rates_text,
     reasons_of,
     result_text,
+    retries_text,
+    value_text,
     verdict_text,
 )
 from bough_server.evals.results.gate_numbers import pluralize
@@ -29,6 +34,8 @@ MAX_CHARACTERS: Final = 65_000
 
 _MOST_REASON: Final = 300
 _MOST_REASONS: Final = 3
+_MOST_SENTENCE: Final = 2_000
+"""The most characters of a sentence of the comparison, which may name every metric."""
 _MOST_METRICS: Final = 20
 _MOST_FLAKY: Final = 20
 _MOST_OF_LIST: Final = 12_000
@@ -54,8 +61,9 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
     head = [*_head(result), *_fit_list(_gates(result))]
     if comparison is not None:
         head += [f"Against the baseline: {comparison_text(comparison)}.", ""]
-        said = [*comparison_sentences(comparison, result.suspects), *comparison.pins_changed]
-        head += [*_fit_list(f"- {_plain(text)}" for text in said), *_fit_table(_changes(comparison))]
+        said = [_plain(text, _MOST_SENTENCE) for text in comparison_sentences(comparison, result.suspects)]
+        said += map(_plain, comparison.pins_changed)
+        head += [*_fit_list(f"- {text}" for text in said), *_fit_table(_changes(comparison))]
     cases = sorted(result.cases, key=lambda case: case.verdict == _PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
@@ -77,15 +85,21 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):
-        bounds = found.pass_rate_interval
-        parts.append(f"pass rate {found.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})")
+        parts.append(f"pass rate {pass_rate_text(found)}")
     parts += map(_plain, means_texts(found)[:_MOST_METRICS])
-    if cost := cost_text(result):
+    if cost := cost_text(found):
         parts.append(_plain(cost))
     yield ", ".join(parts)
     yield ""
-    if result.reason:
-        yield _plain(result.reason)
+    for text in filter(None, (result.reason, retries_text(found), best_text(result))):
+        yield _plain(text)
+        yield ""
+    if result.cells:
+        yield "| cell | cases | pass rate | means | cost |"
+        yield "|---|---|---|---|---|"
+        for cell in cell_rows(result):
+            name = f"**{_plain(cell.name)}**, the best" if cell.is_best else _plain(cell.name)
+            yield f"| {name} | {cell.cases} | {cell.rate} | {_plain(cell.means)} | {_plain(cell.cost)} |"
         yield ""
     if found.flaky_cases:
         more = f" and {len(found.flaky_cases) - _MOST_FLAKY} more" if len(found.flaky_cases) > _MOST_FLAKY else ""
@@ -95,7 +109,7 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
 
 def _gates(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     for gate in result.gates:
-        value = f": {gate.value:.4g}" if gate.HasField("value") else ""
+        value = f": {_plain(measured)}" if (measured := value_text(gate)) else ""
         reason = f" ({_plain(gate.reason)})" if gate.reason else ""
         yield f"- {verdict_text(gate.verdict)}: {_plain(gate.gate)}{value}{reason}"
 
@@ -104,7 +118,7 @@ def _changes(comparison: eval_result_pb2.EvalComparison) -> Iterator[str]:
     """Yield the rows of the cases that changed; those that were added are rows of the result."""
     for case in comparison.cases:
         if case.change in CHANGES and case.change != eval_result_pb2.CASE_CHANGE_ADDED:
-            why = "; ".join(_plain(text) for text in change_reasons(case)[:_MOST_REASONS])
+            why = _join_reasons(change_reasons(case))
             yield f"| {CHANGES[case.change]} | {_plain(case.case_id)} | {rates_text(case)} | {why} |"
 
 
@@ -125,7 +139,7 @@ def _fit_list(items: Iterator[str]) -> list[str]:
 
 
 def _row(case: eval_result_pb2.CaseResult) -> str:
-    reasons = "; ".join(_plain(reason) for reason in reasons_of(case)[:_MOST_REASONS])
+    reasons = _join_reasons(reasons_of(case))
     flaky = " flaky" if case.statistics.flaky else ""
     columns = verdict_text(case.verdict), _plain(case.case_id), f"{rate_text(case.statistics)}{flaky}", reasons
     return f"| {' | '.join(columns)} |"
@@ -167,15 +181,20 @@ def _fitting(rows: list[str], most: int) -> tuple[list[str], int]:
     return rows, 0
 
 
-def _plain(text: str) -> str:
+def _join_reasons(reasons: Sequence[str]) -> str:
+    """Return the first reasons as one text; some are sentences and end with a period."""
+    return "; ".join(map(_plain, reasons[:_MOST_REASONS])).replace(".; ", ". ")
+
+
+def _plain(text: str, most: int = _MOST_REASON) -> str:
     """Return a text on one line that Markdown shows as it is, and in which nothing is a link or notifies anyone."""
-    line = _break_links(_shorten(text))
+    line = _break_links(_shorten(text, most))
     return _SPECIAL.sub(r"\\\1", line.replace("&", "&amp;"))
 
 
-def _shorten(text: str) -> str:
+def _shorten(text: str, most: int = _MOST_REASON) -> str:
     line = one_line(escape_controls(text))
-    return line if len(line) <= _MOST_REASON else line[: _MOST_REASON - 1] + "…"
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _break_links(line: str) -> str:

@@ -72,8 +72,9 @@ def _build_turn_view(
     user = asked.user or "".join(part.text or part.data_json for part in asked.input.parts) or turn.user
     if turn.user_run_id:
         notes.append(Note(text=f"run of the simulated user {turn.user_run_id}"))
+    named = f" ({asked.id})" if asked.id else ""
     return TurnView(
-        blocks=[Block(title=f"turn {number + 1}, user", text=user)] if user else [],
+        blocks=[Block(title=f"turn {number + 1}{named}, user", text=user)] if user else [],
         expected=list(_build_expected_nodes(asked.expect.agents, "", 0, _find_expected_marks(number, trial))),
         expectations=list(expectation_blocks(asked.expect)),
         actual=_build_actual_nodes(turn, asked.expect),

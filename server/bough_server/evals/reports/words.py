@@ -1,6 +1,7 @@
 """Words that all reports share: statuses, reasons, rates."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import eval_result_pb2, execution_pb2
@@ -23,11 +24,10 @@ CHANGES: Final = {
 
 
 def comparison_text(comparison: eval_result_pb2.EvalComparison) -> str:
-    """Return how many cases changed, and by how much the pass rate did."""
+    """Return how many cases changed, and by how much the pass rate of those did that both sides have, as gates do."""
     counts = (comparison.better, comparison.worse, comparison.unclear, comparison.removed, comparison.added)
     parts = [f"{count} {word}" for count, word in zip(counts, CHANGES.values(), strict=True)]
-    if comparison.HasField("pass_rate_change"):
-        parts.append(f"pass rate {comparison.pass_rate_change:+.2f}")
+    parts += [f"pass rate {change.value:+.2f}" for change in comparison.changes if change.name == "pass_rate"]
     return ", ".join(parts)
 
 
@@ -38,21 +38,27 @@ def comparison_sentences(
 
     `suspects` are those of the candidate; without any, they are empty.
     """
-    test, kind = comparison.regression_test, "fresh trials" if suspects.case_ids else "trials"
+    test = comparison.regression_test
     if test.HasField("p_value"):
         count = comparison.regressions
         found = pluralize(count, "regression") if count else "No regression is proven"
         yield (
-            f"{found}: over {pluralize(test.cases, 'case')} {test.candidate.passed} of {test.candidate.trials} {kind} "
+            f"{found}: over {pluralize(test.cases, 'case')} {test.candidate.passed} of {test.candidate.trials} trials "
             f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline (p = {test.p_value:.2g})."
         )
-    elif suspects.trials:
+    elif suspects.trials and not suspects.case_ids and not any(map(_has_failed_in_both, comparison.cases)):
         yield "No regression: no trial failed of a case that the baseline has."
     if suspects.baseline_not_rerun_reason:
         yield f"The baseline did not run again. {suspects.baseline_not_rerun_reason}"
     yield from filter(None, (test.incomplete_reason, test.power))
     if comparison.changes:
         yield f"Mean changes of a case: {', '.join(map(_change_text, comparison.changes))}."
+
+
+def _has_failed_in_both(case: eval_result_pb2.CaseComparison) -> bool:
+    """Return whether a case that the baseline has did not pass each trial."""
+    in_both = case.change not in (eval_result_pb2.CASE_CHANGE_ADDED, eval_result_pb2.CASE_CHANGE_REMOVED)
+    return in_both and case.pass_rate_candidate < 1
 
 
 def _change_text(change: eval_result_pb2.EstimatedChange) -> str:
@@ -104,6 +110,66 @@ def _is_unfinished(result: eval_result_pb2.EvalResult) -> bool:
     return result.state != execution_pb2.EXECUTION_STATE_SUCCEEDED
 
 
+def retries_text(totals: eval_result_pb2.EvalTotals) -> str:
+    """Return how many trials were run again after a crash, as a sentence; empty if none was."""
+    count, trials = totals.retried_trials, pluralize(totals.trials + totals.reruns, "trial")
+    return f"{count} of {trials} {'was' if count == 1 else 'were'} retried after a crash." if count else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRow:
+    """A cell of a matrix, in words."""
+
+    name: str
+    cases: str
+    rate: str
+    means: str
+    cost: str
+    is_best: bool
+
+
+def cell_rows(result: eval_result_pb2.EvalResult) -> list[CellRow]:
+    """Return what each cell of the matrix came to; none without a matrix."""
+    return [
+        CellRow(
+            name=cell.cell,
+            cases=f"{cell.totals.cases_passed}/{cell.totals.cases}",
+            rate=pass_rate_text(cell.totals),
+            means=", ".join(means_texts(cell.totals)),
+            cost=cost_text(cell.totals),
+            is_best=cell.best,
+        )
+        for cell in result.cells
+    ]
+
+
+def best_text(result: eval_result_pb2.EvalResult) -> str:
+    """Return whether a cell is the best, as a sentence; empty if there are no cells to compare."""
+    for cell in result.cells:
+        if cell.HasField("p_value"):
+            p_value = f"p = {cell.p_value:.2g}, corrected for {len(result.cells)} cells"
+            if cell.best:
+                return f"{cell.cell} passes more often than every other cell ({p_value})."
+            return f"No cell is proven to be the best: {cell.cell} has the highest pass rate ({p_value})."
+    return ""
+
+
+def pass_rate_text(totals: eval_result_pb2.EvalTotals) -> str:
+    """Return the mean pass rate with its interval; empty without one."""
+    if not totals.HasField("pass_rate"):
+        return ""
+    bounds = totals.pass_rate_interval
+    return f"{totals.pass_rate:.2f} ({bounds.lower:.2f} to {bounds.upper:.2f})"
+
+
+def value_text(gate: eval_result_pb2.GateResult) -> str:
+    """Return the value of a gate's number, with its cell if the gate does not name it; empty without a value."""
+    if not gate.HasField("value"):
+        return ""
+    place = f" in {gate.cell}" if gate.cell and not gate.gate.endswith(gate.cell) else ""
+    return f"{gate.value:.4g}{place}"
+
+
 def means_texts(totals: eval_result_pb2.EvalTotals) -> list[str]:
     """Return the mean of each metric as gates have it: a crashed trial counts as 0."""
     return [f"{name} {mean:.3g}" for name, mean in sorted(totals.metric_means.items())]
@@ -112,16 +178,32 @@ def means_texts(totals: eval_result_pb2.EvalTotals) -> list[str]:
 def reasons_of(case: eval_result_pb2.CaseResult) -> list[str]:
     """Return why a case did not pass, without what a sentence before has said already: its own reason, then its runs'.
 
+    After these come its faults, and mocks that answered nothing, also of a case that passed.
+
     Sentences about one of several runs begin with its number, from 1.
     """
-    unused = describe_unused_mocks(case)
+    faults, unused = [_describe_fault(fault) for fault in case.faults], describe_unused_mocks(case)
+    several = len(case.trials) > 1
     if case.verdict == eval_result_pb2.VERDICT_PASSED:
-        return unused
+        retries = (
+            f"trial {trial.trial + 1}: {text}" if several else text
+            for trial in case.trials
+            for text in retry_texts(trial)
+        )
+        return [*retries, *faults, *unused]
     shown = [case.reason] if case.reason else []
     for trial in case.trials:
-        number = f"trial {trial.trial + 1}: " if len(case.trials) > 1 else ""
+        number = f"trial {trial.trial + 1}: " if several else ""
         shown += [f"{number}{text}" for text in reasons_of_trial(trial, earlier_reasons=shown)]
-    return shown + unused
+    return shown + faults + unused
+
+
+def _describe_fault(fault: eval_result_pb2.FaultSummary) -> str:
+    name = f"faults[{fault.index}], of {'the model ' if fault.is_model else ''}{fault.name},"
+    if not fault.injected:
+        return f"{name} was drawn for no call."
+    times = "once" if fault.injected == 1 else f"{fault.injected:,} times"
+    return f"{name} was injected {times}: {fault.passed} of {pluralize(fault.trials, 'trial')} with it passed."
 
 
 def describe_unused_mocks(case: eval_result_pb2.CaseResult) -> list[str]:
@@ -142,7 +224,7 @@ def trial_text(trial: eval_result_pb2.CaseTrialResult) -> str:
 
 
 def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, earlier_reasons: Sequence[str] = ()) -> list[str]:
-    """Return why a run did not pass, without what has been `said`: its reason, its scores', its trees' differences."""
+    """Return why a run did not pass, without the `earlier_reasons`: its reason, its scores', its trees' differences."""
     shown: list[str] = []
     for text in filter(None, _sentences(trial)):
         # The reason of a score is also in that of its trial, and of its case, with other words before it.
@@ -151,8 +233,17 @@ def reasons_of_trial(trial: eval_result_pb2.CaseTrialResult, *, earlier_reasons:
     return shown
 
 
+def retry_texts(trial: eval_result_pb2.CaseTrialResult) -> list[str]:
+    """Return a sentence for each attempt at a trial that crashed, after which it began anew."""
+    return [
+        f"It crashed and was retried ({number} of {len(trial.crashed_attempts)}): {attempt.reason}"
+        for number, attempt in enumerate(trial.crashed_attempts, start=1)
+    ]
+
+
 def _sentences(trial: eval_result_pb2.CaseTrialResult) -> Iterator[str]:
     yield trial.reason
+    yield from retry_texts(trial)
     for score in trial.scores:
         if score.verdict == eval_result_pb2.VERDICT_PASSED:
             continue
@@ -160,6 +251,18 @@ def _sentences(trial: eval_result_pb2.CaseTrialResult) -> Iterator[str]:
             yield f"{score.name}: {score.reason}"
         for comparison in score.tree_comparisons:
             yield from (f"{score.name}: {difference.message}" for difference in comparison.differences)
+
+
+def describe_judgment(judgment: eval_result_pb2.Judgment) -> str:
+    """Return what a judge said of a rubric, and which model it is: "grounded (judge): holds: The order says so."."""
+    model = f" ({judgment.model})" if judgment.model else ""
+    if judgment.HasField("grade"):
+        verdict = f"grade {judgment.grade}"
+    elif judgment.HasField("holds"):
+        verdict = "holds" if judgment.holds else "does not hold"
+    else:
+        verdict = "no verdict"
+    return f"{judgment.rubric_id}{model}: {verdict}: {judgment.reason}"
 
 
 def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
@@ -173,10 +276,10 @@ def rate_text(statistics: eval_result_pb2.PassStatistics) -> str:
     return f"{statistics.passed}/{statistics.trials} ({interval.lower:.2f} to {interval.upper:.2f}{shared})"
 
 
-def cost_text(result: eval_result_pb2.EvalResult) -> str:
+def cost_text(totals: eval_result_pb2.EvalTotals) -> str:
     """Return what the runs cost, and what judges and simulated users did, as far as it is known."""
     parts: list[str] = []
-    for name, usage in zip(("runs", "judges", "simulated users"), list_usages(result.totals), strict=True):
+    for name, usage in zip(("runs", "judges", "simulated users"), list_usages(totals), strict=True):
         if usage.HasField("cost_nanos"):
             parts.append(f"{name} {usage.cost_nanos / 1e9:.4g} {usage.currency_code}")
     return ", ".join(parts)

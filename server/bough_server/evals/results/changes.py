@@ -9,7 +9,7 @@ from bough_server.evals.metrics import statistics
 from bough_server.evals.results.gate_numbers import pluralize
 from bough_server.evals.results.power import Design
 from bough_server.evals.results.significance import LEVEL, Key, Passes, case_p_values, drop_p_value, reject
-from bough_server.evals.results.verdicts import count_distinct, is_scored
+from bough_server.evals.results.verdicts import has_passed, is_scored
 
 Change: TypeAlias = eval_result_pb2.CaseChange.ValueType
 Pair: TypeAlias = tuple[eval_result_pb2.CaseResult, eval_result_pb2.CaseResult]
@@ -22,24 +22,33 @@ _NANOS: Final = 1_000_000_000
 
 
 class CountedTrials:
-    """Counts the trials by which the cases of two results are compared."""
+    """Counts the trials by which the cases that two results have are compared."""
 
-    def __init__(self, before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult) -> None:
-        suspects = after.suspects
-        self._reruns = suspects.trials if after.HasField("suspects") else 0
-        self._suspects = frozenset(suspects.case_ids) if after.HasField("suspects") else None
+    def __init__(
+        self, before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResult, pairs: Sequence[Pair]
+    ) -> None:
+        self._pairs, suspects = pairs, after.suspects
+        rerun, recorded = frozenset(suspects.case_ids), frozenset(suspects.recorded_case_ids)
+        # Suspects of another baseline, which lacked a case that failed, are not all that can have got worse here.
+        is_chosen_here = all(new.case_id in rerun | recorded for _, new in pairs if _has_failed(new))
+        self._has_suspects = after.HasField("suspects") and is_chosen_here
+        self._rerun, self._recorded = (rerun, recorded) if self._has_suspects else (frozenset(), frozenset())
+        self._reruns = suspects.trials if self._has_suspects else 0
         # The fresh trials of another baseline say nothing about this one.
-        self._has_baseline_reruns = suspects.HasField("baseline_pins") and suspects.baseline_pins == before.pins
+        has_baseline_pins = suspects.HasField("baseline_pins") and suspects.baseline_pins == before.pins
+        self._has_baseline_reruns = self._has_suspects and has_baseline_pins
 
     def is_suspect(self, case: eval_result_pb2.CaseResult) -> bool:
-        """Return whether a case of the candidate can have got worse: all can if suspects were not chosen."""
-        return self._suspects is None or case.case_id in self._suspects
+        """Return whether the trials of a case can prove a change: of suspects and of recorded cases, if suspects were
+        chosen, else of all.
+        """
+        return not self._has_suspects or case.case_id in self._rerun or case.case_id in self._recorded
 
     def count(self, before: eval_result_pb2.CaseResult, after: eval_result_pb2.CaseResult) -> Passes | None:
         """Return how many trials of a case passed on both sides, fresh ones if it has some; None without any."""
         new, old = after.statistics, before.statistics
-        passes = Passes(*_count_distinct_trials(new), *_count_distinct_trials(old))
-        if self._suspects is not None and after.case_id in self._suspects:
+        passes = Passes(new.passed, new.trials, old.passed, old.trials)
+        if after.case_id in self._rerun:
             passed, trials = _count_reruns(after, eval_result_pb2.TRIAL_PURPOSE_RERUN)
             passes = passes._replace(passed=passed, trials=trials)
             if self._has_baseline_reruns:
@@ -47,9 +56,9 @@ class CountedTrials:
                 passes = passes._replace(passed_before=passed, trials_before=trials)
         return passes if passes.trials and passes.trials_before else None
 
-    def test(self, pairs: Sequence[Pair]) -> eval_result_pb2.RegressionTest:
-        """Return the test of all cases that both results have: of the suspects, if there was a choice of them."""
-        chosen = [pair for pair in pairs if self.is_suspect(pair[1])]
+    def test(self) -> eval_result_pb2.RegressionTest:
+        """Return the test of all cases whose trials can prove a change."""
+        chosen = [pair for pair in self._pairs if self.is_suspect(pair[1])]
         strata = [passes for pair in chosen if (passes := self.count(*pair)) is not None]
         test = eval_result_pb2.RegressionTest(
             level=LEVEL,
@@ -60,21 +69,20 @@ class CountedTrials:
             baseline=eval_result_pb2.PassCounts(
                 trials=sum(each.trials_before for each in strata), passed=sum(each.passed_before for each in strata)
             ),
-            power=self._design(pairs).describe(),
-            incomplete_reason=self._explain_incomplete(chosen),
+            power=self._design().describe(),
+            incomplete_reason=self._explain_incomplete(),
         )
         if strata:
             test.p_value = drop_p_value(strata)
         return test
 
-    def _explain_incomplete(self, suspects: Sequence[Pair]) -> str:
-        if self._suspects is None:
-            return ""
+    def _explain_incomplete(self) -> str:
         expected = self._reruns * (2 if self._has_baseline_reruns else 1)
         missing = {
             after.case_id: count
-            for _, after in suspects
-            if (count := expected - sum(self._is_counted(trial) for trial in after.reruns)) > 0
+            for _, after in self._pairs
+            if after.case_id in self._rerun
+            and (count := expected - sum(self._is_counted(trial) for trial in after.reruns)) > 0
         }
         if not missing:
             return ""
@@ -85,30 +93,32 @@ class CountedTrials:
         is_own = trial.purpose == eval_result_pb2.TRIAL_PURPOSE_RERUN
         return is_scored(trial) and (is_own or self._has_baseline_reruns)
 
-    def _design(self, pairs: Sequence[Pair]) -> Design:
-        known = [(old.statistics, new.statistics) for old, new in pairs if old.statistics.trials]
-        before = [_count_distinct_trials(old) for old, _ in known]
-        trials = sum(count for _, count in before)
+    def _design(self) -> Design:
+        known = [
+            (old.statistics, new.statistics)
+            for old, new in self._pairs
+            if old.statistics.trials and new.case_id not in self._recorded
+        ]
+        trials = sum(old.trials for old, _ in known)
         rerun_before = self._reruns if self._has_baseline_reruns else 0
         return Design(
             cases=len(known),
-            pass_rate=sum(passed for passed, _ in before) / max(1, trials),
-            trials=round(sum(_count_distinct_trials(new)[1] for _, new in known) / max(1, len(known))) or 1,
+            pass_rate=sum(old.passed for old, _ in known) / max(1, trials),
+            trials=round(sum(new.trials for _, new in known) / max(1, len(known))) or 1,
             reruns=self._reruns,
             baseline_trials=rerun_before or round(trials / max(1, len(known))),
         )
 
 
+def _has_failed(case: eval_result_pb2.CaseResult) -> bool:
+    """Return whether a planned trial of a case failed."""
+    return case.statistics.passed < case.statistics.trials
+
+
 def _count_reruns(case: eval_result_pb2.CaseResult, purpose: eval_result_pb2.TrialPurpose.ValueType) -> tuple[int, int]:
     """Return how many of a case's fresh trials for a purpose passed, and how many were scored."""
-    return count_distinct(trial for trial in case.reruns if trial.purpose == purpose and is_scored(trial))
-
-
-def _count_distinct_trials(counts: eval_result_pb2.PassStatistics) -> tuple[int, int]:
-    """Return how many of the trials passed, and how many were scored; those that share their judgments are one."""
-    if counts.distinct_trials:
-        return counts.distinct_passed, counts.distinct_trials
-    return counts.passed, counts.trials  # of a result from before they were counted
+    scored = [trial for trial in case.reruns if trial.purpose == purpose and is_scored(trial)]
+    return sum(map(has_passed, scored)), len(scored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +128,8 @@ class JudgedCase:
     passes: Passes
     direction: int
     """1 if it passed more often than before, -1 if less often, else 0."""
-    p_value: float
-    """In that direction, by the case alone."""
+    p_value: float | None
+    """In that direction, by the case alone; None for one that is no suspect."""
     change: Change
     """BETTER or WORSE; 0 if that may be chance."""
 
@@ -127,10 +137,10 @@ class JudgedCase:
 def judge_cases(passes: Mapping[Key, Passes], suspects: Collection[Key]) -> dict[Key, JudgedCase]:
     """Return what the trials of each case say, each direction tested with 5 % for all cases together.
 
-    Only suspects can be worse: the others are not tested for that, and take nothing from what can be found.
+    Only suspects can be worse or better: the trials of the others were chosen for having passed, and prove nothing.
     """
-    p_values = {key: case_p_values(each) for key, each in passes.items()}
-    worse = reject({key: fewer for key, (fewer, _) in p_values.items() if key in suspects})
+    p_values = {key: case_p_values(each) for key, each in passes.items() if key in suspects}
+    worse = reject({key: fewer for key, (fewer, _) in p_values.items()})
     better = reject({key: more for key, (_, more) in p_values.items()})
     found = {}
     for key, each in passes.items():
@@ -138,7 +148,7 @@ def judge_cases(passes: Mapping[Key, Passes], suspects: Collection[Key]) -> dict
         found[key] = JudgedCase(
             passes=each,
             direction=(difference > 0) - (difference < 0),
-            p_value=p_values[key][1 if difference > 0 else 0],
+            p_value=p_values[key][1 if difference > 0 else 0] if key in p_values else None,
             change=WORSE if key in worse else BETTER if key in better else eval_result_pb2.CASE_CHANGE_UNSPECIFIED,
         )
     return found
@@ -147,6 +157,7 @@ def judge_cases(passes: Mapping[Key, Passes], suspects: Collection[Key]) -> dict
 def estimate_changes(pairs: Sequence[Pair], *, seed: str) -> Iterator[eval_result_pb2.EstimatedChange]:
     """Yield how each number changed that cases have on both sides; `seed` is that of the resampling."""
     found: dict[str, list[float]] = {}
+    unscaled: set[str] = set()
     for before, after in pairs:
         old, new = _measure(before), _measure(after)
         # A cost in another currency has no difference to this one.
@@ -155,7 +166,10 @@ def estimate_changes(pairs: Sequence[Pair], *, seed: str) -> Iterator[eval_resul
         for name, value in new.items():
             if name in old:
                 found.setdefault(name, []).append(value - old[name])
-    rates = {name for name in found if name == "pass_rate" or name.endswith(".mean")}
+                # A project's own metric may have any scale, which only its scores tell.
+                if not (0 <= value <= 1 and 0 <= old[name] <= 1):
+                    unscaled.add(name)
+    rates = {name for name in found if name == "pass_rate" or name.endswith(".mean")} - unscaled
     intervals = statistics.find_change_intervals(found, seed, rates=rates)
     for name, differences in found.items():
         yield eval_result_pb2.EstimatedChange(

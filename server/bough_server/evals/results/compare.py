@@ -40,8 +40,8 @@ def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResul
     cases: call it in a thread.
     """
     left, right = _by_id(before.cases), _by_id(after.cases)
-    counted = CountedTrials(before, after)
     pairs = {key: (left[key], case) for key, case in right.items() if key in left}
+    counted = CountedTrials(before, after, [*pairs.values()])
     passes = {key: found for key, (old, new) in pairs.items() if (found := counted.count(old, new)) is not None}
     changes = judge_cases(passes, {key for key, (_, new) in pairs.items() if counted.is_suspect(new)})
     cases = [_compare_case(left.get(key), case, changes.get(key)) for key, case in right.items()]
@@ -57,7 +57,7 @@ def compare(before: eval_result_pb2.EvalResult, after: eval_result_pb2.EvalResul
         unclear=numbers[UNCLEAR],
         state_baseline=before.state,
         state_candidate=after.state,
-        regression_test=counted.test([*pairs.values()]),
+        regression_test=counted.test(),
         changes=estimate_changes([*pairs.values()], seed=after.pins.eval_set_digest),
     )
     test = result.regression_test
@@ -149,6 +149,9 @@ def _compare_pins(before: eval_result_pb2.EvalResult, after: eval_result_pb2.Eva
     yield from _compare_entries("agent", left.agents, right.agents)
     yield from _compare_entries("model", left.models, right.models)
     yield from _compare_entries("tool", left.tools, right.tools)
+    # Unknown in older results, and empty without Python: then the agents and tools say what is new.
+    if left.code_digest and right.code_digest:
+        yield from _describe_change("The Python code", left.code_digest, right.code_digest)
     yield from _describe_change("The price list", left.prices, right.prices)
     yield from _compare_entries("judge", left.judges, right.judges)
     yield from _compare_entries("model of simulated users", left.users, right.users)
@@ -199,7 +202,8 @@ def _compare_case(
         old, new = judged.passes.trials_before, judged.passes.trials
         result.trials_baseline.trials, result.trials_baseline.passed = old, judged.passes.passed_before
         result.trials_candidate.trials, result.trials_candidate.passed = new, judged.passes.passed
-        result.p_value = judged.p_value
+        if judged.p_value is not None:
+            result.p_value = judged.p_value
     result.reason = _explain_case(result)
     result.metric_changes.update(_metric_changes(before, after))
     result.differences.extend(_differences(before, after, direction))
@@ -209,10 +213,12 @@ def _compare_case(
 def _explain_case(compared: eval_result_pb2.CaseComparison) -> str:
     if compared.change == SAME:
         return ""
-    if not compared.HasField("p_value"):
+    if not compared.HasField("trials_candidate"):
         return "Not enough of its trials could be scored to compare it."
     new, old = compared.trials_candidate, compared.trials_baseline
     counts = f"{new.passed} of {pluralize(new.trials, 'trial')} passed, {old.passed} of {old.trials} in the baseline"
+    if not compared.HasField("p_value"):
+        return f"{counts}. No trial failed, so it has no fresh ones, which a proof would take."
     chance = "which may be chance " if compared.change == UNCLEAR else ""
     return f"{counts}, {chance}(p = {compared.p_value:.2g})." if chance else f"{counts} (p = {compared.p_value:.2g})."
 

@@ -24,9 +24,12 @@ _IDS: Final = frozenset(
         "invocation_id_after",
         "eval_set_digest",
         "prices",
+        "code_digest",
         "server_version",
         "currency_code",
         "cost_currency_code",
+        "run_ids",
+        "revision",
     }
 )
 """Fields that this server makes: they quote nothing, and no pattern changes them."""
@@ -36,6 +39,9 @@ _NAMES: Final = frozenset(
         *(
             "eval_set_name",
             "case_id",
+            "cell",
+            "case_ids",
+            "id",
             "name",
             "agent",
             "expected_parent",
@@ -49,6 +55,9 @@ _NAMES: Final = frozenset(
     }
 )
 """Fields that name things. They are left if the content is left out, as ids are; patterns are searched in them."""
+
+_TEXT_MAPS: Final = frozenset({"labels", "values"})
+"""Maps whose values are texts of callers: labels, and what a cell of a matrix changes. Others hold hashes."""
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -143,9 +152,9 @@ def _reduce(message: Message, change: _Change, *, keeps_files: bool) -> None:
 
 
 def _reduce_map(values: MutableMapping[str, Any], field: FieldDescriptor, change: _Change) -> None:
-    """Change the keys of a map, which are names, and the values of labels; other values are hashes and numbers."""
+    """Change the keys of a map, which are names, and its values if they are texts of callers."""
     changed = {
-        change(field, True, key): change(field, True, value) if field.name == "labels" else value
+        change(field, True, key): change(field, True, value) if field.name in _TEXT_MAPS else value
         for key, value in values.items()
     }
     values.clear()
@@ -162,7 +171,7 @@ def _texts(message: Message) -> Iterator[str]:
     for field, value in message.ListFields():
         if _is_map(field):
             yield from value
-            if field.name == "labels":
+            if field.name in _TEXT_MAPS:
                 yield from value.values()
         elif _is_text(field):
             yield from value if field.is_repeated else [value]

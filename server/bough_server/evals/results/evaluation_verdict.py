@@ -1,12 +1,13 @@
 """The verdict of an evaluation: its gates, and the cases that its baseline has and it has not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bough.v1 import eval_result_pb2, evaluation_pb2
+from bough_server.evals.results.cells import group_by_cell, summarize_cells
 from bough_server.evals.results.compare import compare
 from bough_server.evals.results.gate_numbers import describe_missing_scores, pluralize, quote_ids
-from bough_server.evals.results.gates import check_gate, parse_gate
-from bough_server.evals.results.verdicts import PASSED, has_crashed, verdict
+from bough_server.evals.results.gates import Gate, check_gate, parse_gate
+from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED, has_crashed, verdict
 
 
 def compute_verdict(
@@ -15,8 +16,13 @@ def compute_verdict(
     """Return the verdict on a result that has all of its cases, and what each gate found."""
     comparison = compare(planned.baseline, result) if planned.HasField("baseline") else None
     gates = [parse_gate(text) for text in planned.gates]
+    cells = summarize_cells(planned, result.cases)
+    by_cell = group_by_cell(result.cases)
     checked = [
-        check_gate(gate, result.cases, result.totals, comparison, allow_removed=planned.allow_removed) for gate in gates
+        check_gate(gate, result.cases, result.totals, comparison, allow_removed=planned.allow_removed)
+        if gate.needs_baseline or not cells
+        else _check_in_cells(gate, cells, by_cell)
+        for gate in gates
     ]
     removed: list[str] = []
     if comparison is not None and not planned.allow_removed:
@@ -27,7 +33,24 @@ def compute_verdict(
         totals=result.totals,
         gates=checked,
         reason=" ".join(_reasons(result.cases, checked, removed=removed, counts_crashes=counts_crashes)),
+        cells=cells,
     )
+
+
+def _check_in_cells(
+    gate: Gate,
+    cells: Sequence[eval_result_pb2.CellResult],
+    by_cell: Mapping[str, Sequence[eval_result_pb2.CaseResult]],
+) -> eval_result_pb2.GateResult:
+    """Return what a gate found in the cell that it names, else in the one that is farthest from holding it."""
+    checked: list[eval_result_pb2.GateResult] = []
+    for cell in cells:
+        if gate.cell in ("", cell.cell):
+            found = check_gate(gate, by_cell[cell.cell], cell.totals, None, allow_removed=True)
+            found.cell = cell.cell
+            checked.append(found)
+    order = (FAILED, NOT_EVALUATED, PASSED)
+    return min(checked, key=lambda found: (order.index(found.verdict), gate.measure_slack(found.value)))
 
 
 def _reasons(

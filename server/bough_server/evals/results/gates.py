@@ -22,6 +22,7 @@ from bough_server.evals.results import gate_numbers
 from bough_server.evals.results.gate_numbers import Measured, pluralize
 from bough_server.evals.results.significance import least_p_value, rejects
 from bough_server.evals.results.verdicts import FAILED, NOT_EVALUATED, PASSED
+from bough_server.evals.sets.eval_set import is_recorded
 
 MAX_TRIALS: Final = 1_000
 """The most trials of a case, as EvalCase.trials says."""
@@ -74,7 +75,10 @@ _WIRE_OPERATORS: Final = {
     "==": eval_result_pb2.GATE_OPERATOR_EQUAL,
 }
 
-_GATE: Final = re.compile(rf"\s*(?P<name>[^\s<>=]+)\s*(?P<operator>{'|'.join(_OPERATORS)})\s*(?P<bound>[^\s<>=]+)\s*")
+_GATE: Final = re.compile(
+    rf"\s*(?P<name>[^\s<>=]+)\s*(?P<operator>{'|'.join(_OPERATORS)})\s*(?P<bound>[^\s<>=]+)"
+    r"(?:\s+in\s+(?P<cell>\S.*?))?\s*"
+)
 _BOUND: Final = re.compile(r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][-+]?[0-9]{1,2})?")
 _PASS_K: Final = re.compile(r"pass[\^@](?P<k>[1-9][0-9]{0,8})")
 _OF_K: Final = (GateNumber.PASS_ALL_K, GateNumber.PASS_AT_K)
@@ -100,6 +104,8 @@ class Gate:
     """Of how many trials all have to pass, of PASS_ALL_K, or one, of PASS_AT_K."""
     metric: str = ""
     """The name of the metric, of METRIC_MEAN, and of the change of one."""
+    cell: str = ""
+    """The cell of the matrix in which it has to hold; empty for each."""
     changed: str = ""
     """What the change is of, of CHANGE, CHANGE_LOWER and CHANGE_UPPER: EstimatedChange.name."""
 
@@ -129,6 +135,12 @@ class Gate:
                 return True
         assert_never(self.number)
 
+    def measure_slack(self, value: float) -> float:
+        """Return how far a value is within the bound; below 0 for one beyond it."""
+        if self.operator == "==":
+            return -abs(value - self.bound)
+        return value - self.bound if self.is_lower_bound else self.bound - value
+
     def holds(self, value: float) -> bool:
         """Return whether a value is within the bound."""
         return _OPERATORS[self.operator](value, self.bound)
@@ -155,7 +167,7 @@ def parse_gate(text: str) -> Gate:
     if not _BOUND.fullmatch(match["bound"]):
         raise ValueError(f"{match['bound'][:80]!r} in the gate {text[:80]!r} is not a number such as 0.9.")
     number = _parse_number(match["name"])
-    return replace(number, text=text, operator=match["operator"], bound=float(match["bound"]))
+    return replace(number, text=text, operator=match["operator"], bound=float(match["bound"]), cell=match["cell"] or "")
 
 
 def _parse_number(name: str) -> Gate:
@@ -185,6 +197,14 @@ def explain_unreachable(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned
 
     A bound on the mean of a metric that no case has is unreachable too. Whether there is a baseline is not checked.
     """
+    cells = list(dict.fromkeys(one.cell for one in planned if one.cell))
+    if gate.cell and gate.cell not in cells:
+        has = f"there is no cell {gate.cell!r}.{suggestion(gate.cell, cells)}" if cells else "there is no matrix."
+        return f"{gate.text!r} cannot be reached: {has}"
+    if gate.cell and gate.needs_baseline:
+        return f"{gate.text!r} cannot be reached: {_name(gate)} is over all cells, and no cell can be named."
+    if cells and not gate.needs_baseline:
+        planned = [one for one in planned if one.cell == (gate.cell or cells[0])]
     fewest = min(planned, key=lambda case: case.trials)
     if gate.metric and gate.metric not in (names := _scales(planned)):
         return (
@@ -238,23 +258,32 @@ def explain_unmissable(
         return ""
     before = {case.case_id: case.statistics.trials for case in baseline.cases if case.statistics.trials}
     both = [one for one in planned if one.eval_case.id in before]
-    trials = [before[one.eval_case.id] for one in both]
-    sizes = [
-        (reruns or one.trials, reruns if reruns and has_baseline_reruns else old)
-        for one, old in zip(both, trials, strict=True)
-    ]
+    live = [one for one in both if not is_recorded(one.eval_case)]
+    sizes = [(one.trials, before[one.eval_case.id]) for one in both if is_recorded(one.eval_case) or not reruns]
+    if reruns:
+        sizes += [(reruns, reruns if has_baseline_reruns else before[one.eval_case.id]) for one in live]
     if not both or rejects(least_p_value(sizes)):
         return ""
+    has = pluralize(reruns, "fresh trial") if reruns else pluralize(min(one.trials for one in both), "trial")
+    if reruns and len(live) < len(both):
+        has += ", of recorded cases none,"
+    return (
+        f"{gate.text!r} could never fail: {has} of {pluralize(len(both), 'case')} cannot prove a regression, even if "
+        "all passed in the baseline and none passes now. "
+        + _describe_needed_reruns([before[one.eval_case.id] for one in live], has_baseline_reruns=has_baseline_reruns)
+    )
+
+
+def _describe_needed_reruns(before: Sequence[int], *, has_baseline_reruns: bool) -> str:
+    """Return how many fresh trials it takes; `before` are the baseline's trials of each case that can have some."""
+    if not before:
+        return "Recorded cases do not run again: it takes more of them."
     needed = next(
         count
         for count in itertools.count(1)
-        if rejects(least_p_value([(count, count if has_baseline_reruns else min(trials))]))
+        if rejects(least_p_value([(count, count if has_baseline_reruns else min(before))]))
     )
-    has = f"{reruns} fresh trials" if reruns else pluralize(min(one.trials for one in both), "trial")
-    return (
-        f"{gate.text!r} could never fail: {has} of {pluralize(len(both), 'case')} cannot prove a regression, even if "
-        f"all passed in the baseline and none passes now. It takes rerun_suspects of {needed}."
-    )
+    return f"It takes rerun_suspects of {needed}."
 
 
 def _explain_out_of_range(gate: Gate, planned: Sequence[evaluation_pb2.CasePlanned], highest: float) -> str:

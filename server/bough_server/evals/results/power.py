@@ -36,8 +36,8 @@ class Design:
     """How many trials of the baseline those of a case are compared with."""
 
     def describe(self) -> str:
-        """Return sentences about what this comparison finds; empty without a case."""
-        if not self.cases or not self.baseline_trials:
+        """Return sentences about what this comparison finds; empty without a case, or if none ever passed."""
+        if not self.cases or not self.baseline_trials or not self.pass_rate:
             return ""
         compared = self.reruns or self.trials
         made = f"{pluralize(compared, 'fresh trial' if self.reruns else 'trial')} against {self.baseline_trials}"

@@ -75,11 +75,13 @@ def case_result(
         trials=ordered,
         metrics=(metric.summary() for metric in metrics),
         statistics=statistics.pass_statistics(
-            sum(map(has_passed, judged)), len(judged), distinct=count_distinct(judged)
+            sum(map(has_passed, judged)), len(judged), distinct_trials=_count_distinct(judged)
         ),
         unused_mocks=_find_unused_mocks(planned, trials),
+        faults=_summarize_faults(planned, trials),
         reruns=reruns,
         trial_means=_measure_trials(ordered),
+        cell=planned.cell,
     )
 
 
@@ -100,13 +102,23 @@ def _measure_trials(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> eval_r
     return means
 
 
-def count_distinct(trials: Iterable[eval_result_pb2.CaseTrialResult]) -> tuple[int, int]:
-    """Return how many of some scored trials passed, and how many there are, if those that share a judgment are one."""
-    kinds: set[tuple[object, bool]] = set()
+def _count_distinct(trials: Iterable[eval_result_pb2.CaseTrialResult]) -> int:
+    """Return for how many trials some scored ones count in an interval, whatever their verdicts are.
+
+    Those that share all of their judgments are one. A crashed trial, which has none, is none beside judged ones: it
+    would make the others count for more than they do without it.
+    """
+    judged: set[Sequence[str]] = set()
+    crashed = others = 0
     for trial in trials:
-        judges = tuple(dict.fromkeys(said.run_id for score in trial.scores for said in score.judgments if said.run_id))
-        kinds.add((judges or trial.trial, has_passed(trial)))
-    return sum(passed for _, passed in kinds), len(kinds)
+        runs = tuple(dict.fromkeys(said.run_id for score in trial.scores for said in score.judgments if said.run_id))
+        if runs:
+            judged.add(runs)
+        elif trial.crashed:
+            crashed += 1
+        else:
+            others += 1
+    return len(judged) + others if judged else others + crashed
 
 
 def _find_unused_mocks(
@@ -129,6 +141,26 @@ def _find_unused_mocks(
         if index not in agents
     ]
     return unused[:MAX_UNUSED_MOCKS]
+
+
+def _summarize_faults(
+    planned: evaluation_pb2.CasePlanned, trials: Sequence[eval_result_pb2.CaseTrialResult]
+) -> Sequence[eval_result_pb2.FaultSummary]:
+    """Return how often each fault was injected, and how many of its trials passed; nothing while trials are missing."""
+    if len(trials) < planned.trials:
+        return []
+    summaries = [
+        eval_result_pb2.FaultSummary(index=index, name=fault.tool or fault.model, is_model=bool(fault.model))
+        for index, fault in enumerate(planned.eval_case.faults)
+    ]
+    for trial in trials:
+        for fault in trial.injected_faults:
+            if not 0 <= fault.index < len(summaries):
+                continue  # of a record that was made with other faults
+            summaries[fault.index].injected += fault.count
+            summaries[fault.index].trials += is_scored(trial)
+            summaries[fault.index].passed += has_passed(trial)
+    return summaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +252,7 @@ def _describe_trials(trials: Sequence[eval_result_pb2.CaseTrialResult], total: i
 def _drop_recorded_invocation(turn: eval_set_pb2.EvalTurn) -> eval_set_pb2.EvalTurn:
     """Return a turn without the invocation that is judged in it, which may be large and is therefore never copied."""
     return eval_set_pb2.EvalTurn(
+        id=turn.id,
         user=turn.user,
         input=turn.input if turn.HasField("input") else None,
         expect=turn.expect if turn.HasField("expect") else None,
@@ -250,6 +283,7 @@ def totals(
         flaky_cases=[case.case_id for case in cases if case.statistics.flaky][:MAX_FLAKY],
         reruns=planned_reruns,
         reruns_ended=sum(len(case.reruns) for case in cases),
+        retried_trials=sum(bool(trial.crashed_attempts) for trial in every),
     )
     if rates := [case.statistics.pass_rate for case in cases if case.statistics.HasField("pass_rate")]:
         result.pass_rate = statistics.mean(rates)

@@ -44,6 +44,11 @@ def extract_mocks(invocation: invocation_pb2.Invocation) -> RunMocks:
     for call in invocation.tools:
         if is_of_agent(call, agents) or not _has_outcome(call):
             continue
+        if call.HasField("fault_index"):
+            dropped.append(
+                f"{_describe_call(call)} had a fault that an evaluation injected, so no mock has its outcome."
+            )
+            continue
         arguments, answer = _canonical(effective_arguments(call) or "{}"), _mock(call)
         if arguments is None or answer is None:
             dropped.append(f"{_describe_call(call)} was not recorded whole, so no mock can stand for it.")

@@ -1,7 +1,8 @@
 """Eval sets: read from files, written, digested, and their cases with the set's defaults."""
 
 import hashlib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +12,13 @@ from bough.v1 import eval_set_pb2, evaluation_pb2
 from bough_server.documents.messages import FieldLines, message_yaml, read_message
 from bough_server.documents.yaml import DocumentBounds, raise_problems, read_documents
 from bough_server.errors import Problem
+from bough_server.evals.metrics.rubrics import fill_rubrics
+from bough_server.evals.sets.cases_from import KEY, CaseLines, read_cases
 
 MAX_SET_BYTES: Final = 8 * 1024 * 1024
 """The most bytes of a set, as a file and as a message: the largest request."""
+
+_CASE: Final = re.compile(r"cases\[(\d+)\]\.?")
 
 _BOUNDS: Final = DocumentBounds(file_bytes=MAX_SET_BYTES, values=1_000_000)
 _DEFAULT_TIMEOUT: Final = Duration(seconds=600)
@@ -25,12 +30,23 @@ class SetSource(FieldLines):
     """An eval set of a file, and the line of each of its fields."""
 
     set: eval_set_pb2.EvalSet
+    rows: CaseLines | None = None
+    """The lines of the cases that come from a file of rows; None if the set names no such file."""
+
+    def problem(self, field_path: str, description: str) -> Problem:
+        """Return a problem at a field, located in the file of rows if it is of a case that comes from there."""
+        found = _CASE.match(field_path)
+        if found and self.rows is not None and (line := self.rows.find(int(found[1]))):
+            inner = field_path[found.end() :]
+            return Problem(path=self.rows.path, line=line, field=inner, description=description)
+        return FieldLines.problem(self, field_path, description)
 
 
 def read_eval_set(path: Path) -> tuple[SetSource, list[Problem]]:
     """Return the set of a file, as far as it can be read, and every problem with how it is written.
 
-    Raises ConfigurationError for a file that is missing, too large, or neither YAML nor JSON.
+    The cases include those of the rows that `cases_from` names. Raises ConfigurationError for a file that is missing,
+    too large, or neither YAML nor JSON.
     """
     documents = read_documents(path, _BOUNDS)
     eval_set = eval_set_pb2.EvalSet()
@@ -39,8 +55,17 @@ def read_eval_set(path: Path) -> tuple[SetSource, list[Problem]]:
         problem = Problem(path=str(path), line=1, field="", description=f"The file has {held}.")
         return SetSource(set=eval_set, path=str(path)), [problem]
     required = "must be a mapping with `name`, `agent` and `cases`"
-    lines, problems = read_message(documents[0], eval_set, required=required, null_is_json=True)
-    return SetSource(set=eval_set, path=str(path), lines=lines), problems
+    document, value = documents[0], documents[0].value
+    has_rows = isinstance(value, dict) and KEY in value
+    if isinstance(value, dict):
+        value = {name: inner for name, inner in value.items() if name != KEY}
+    lines, problems = read_message(replace(document, value=value), eval_set, required=required, null_is_json=True)
+    rows = None
+    if has_rows:
+        lines.setdefault("cases", document.line((KEY,)))
+        rows, found = read_cases(document, eval_set, max_bytes=MAX_SET_BYTES)
+        problems += found
+    return SetSource(set=eval_set, path=str(path), lines=lines, rows=rows), problems
 
 
 def parse_eval_set(path: Path) -> SetSource:
@@ -98,8 +123,13 @@ def _plan_case(
     merged.CopyFrom(case)
     del merged.metrics[:]
     merged.metrics.extend(merge_metrics(case, defaults).values())
+    for metric in merged.metrics:
+        if metric.HasField("llm_judge"):
+            fill_rubrics(metric.llm_judge)
     if not merged.HasField("timeout"):
         merged.timeout.CopyFrom(defaults.timeout if defaults.HasField("timeout") else _DEFAULT_TIMEOUT)
+    if not (merged.faults or is_recorded(case)):
+        merged.faults.extend(defaults.faults)
     if (merged.mocks.tools or merged.mocks.run_id) and not merged.mocks.HasField("strict"):
         merged.mocks.strict = True
     return evaluation_pb2.CasePlanned(eval_case=merged, trials=count_trials(case, defaults, trials=trials))

@@ -9,6 +9,7 @@ from bough.v1 import eval_set_pb2, execution_pb2
 from bough_server.documents.yaml import suggestion
 from bough_server.evals.metrics import text_metrics
 from bough_server.evals.metrics.llm_judge import template_mistake
+from bough_server.evals.metrics.rubrics import bounds_of, rubric_id
 from bough_server.evals.metrics.turn import list_expectations
 from bough_server.evals.sets.eval_set import metric_name
 from bough_server.log.session_state import is_path
@@ -35,6 +36,8 @@ class KnownNames:
     """The names that a set may refer to; None for names that are unknown, which are not checked."""
 
     agents: frozenset[str] | None = None
+    called_agents: frozenset[str] | None = None
+    """The agents that some agent links to."""
     models: frozenset[str] | None = None
     tools: frozenset[str] | None = None
     """The tools that the operator registered."""
@@ -163,8 +166,8 @@ def _kind_problems(metric: eval_set_pb2.EvalMetric, place: str, known: KnownName
             if problem := json_problem(metric.custom.config_json, is_object=True):
                 yield f"{place}.custom.config_json", problem
             elif metric.custom.config_json and known.metrics and not known.metrics.get(metric.custom.name, True):
-                problem = f"must not be set: the function {metric.custom.name!r} takes none; give it a third parameter."
-                yield f"{place}.custom.config_json", problem
+                problem = f"must not be set: the function {metric.custom.name!r} takes no configuration."
+                yield f"{place}.custom.config_json", f"{problem} Remove it, or give the function a third parameter."
 
 
 def _budget_problems(budget: eval_set_pb2.BudgetMetric, place: str) -> Iterator[FieldProblem]:
@@ -175,17 +178,37 @@ def _budget_problems(budget: eval_set_pb2.BudgetMetric, place: str) -> Iterator[
 
 
 def _judge_problems(judge: eval_set_pb2.LlmJudgeMetric, place: str, known: KnownNames) -> Iterator[FieldProblem]:
+    if not (judge.model or judge.models):
+        yield f"{place}.model", "is required: the configured name of the model that judges, or `models`."
+    elif judge.model and judge.models:
+        yield f"{place}.models", "excludes model: set one of the two."
     yield from unknown_name("model", judge.model, known.models, f"{place}.model")
+    for index, model in enumerate(judge.models):
+        yield from unknown_name("model", model, known.models, f"{place}.models[{index}]")
     first: dict[str, int] = {}
     for index, rubric in enumerate(judge.rubrics):
-        if rubric.id in first:
-            there = f"{place}.rubrics[{first[rubric.id]}]"
-            yield f"{place}.rubrics[{index}].id", f"{rubric.id!r} is also the id of {there}."
-        first.setdefault(rubric.id, index)
-    if judge.template and (problem := template_mistake(judge.template)):
+        inner, name = f"{place}.rubrics[{index}]", rubric_id(rubric)
+        yield from _rubric_problems(rubric, inner)
+        if name in first:
+            yield f"{inner}.id", f"{name!r} is also the id of {place}.rubrics[{first[name]}]."
+        elif name:
+            first[name] = index
+    if judge.template and (problem := template_mistake(judge.template, judge.rubrics)):
         yield f"{place}.template", problem
     if problem := json_problem(judge.settings.extra_json, is_object=True):
         yield f"{place}.settings.extra_json", problem
+
+
+def _rubric_problems(rubric: eval_set_pb2.JudgeRubric, place: str) -> Iterator[FieldProblem]:
+    if rubric.text and rubric.ready:
+        yield f"{place}.ready", "excludes text: set one of the two."
+    elif not (rubric.text or rubric.ready):
+        yield f"{place}.text", "is required: what has to be true of the answer, or `ready`."
+    elif not rubric_id(rubric):
+        yield f"{place}.id", "is required: the name of the rubric."
+    least, most = bounds_of(rubric.scale)
+    if least >= most:
+        yield f"{place}.scale.max", f"must be more than min, which is {least}."
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str] | None, place: str) -> Iterator[FieldProblem]:

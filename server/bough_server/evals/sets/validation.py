@@ -5,7 +5,7 @@ bounds of numbers, are in schema_rules.py.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bough.v1 import eval_set_pb2, message_pb2
@@ -30,11 +30,13 @@ from bough_server.evals.sets.expectation_validation import (
     reference_problems,
     unknown_name,
 )
-from bough_server.evals.sets.unknown_names import unknown_names
+from bough_server.evals.sets.matrix import count_cells, matrix_problems
+from bough_server.evals.sets.unknown_names import find_root_mocks, unknown_names
 from bough_server.log.session_state import is_key
 from bough_server.matching.values import check_matcher
 from bough_server.matching.work import limit_work
 from bough_server.runs.admission import check_input
+from bough_server.runtime.faults import fault_mistakes
 from bough_server.schema_rules import find_violations
 from bough_server.tools.builtin import RESERVED
 
@@ -67,10 +69,14 @@ def _problems(
 ) -> Iterator[FieldProblem]:
     yield from _set_problems(eval_set, agent, known, trials)
     yield from metrics_problems(eval_set.defaults.metrics, "defaults.metrics", known)
+    yield from _faults_problems(eval_set.defaults.faults, "defaults.faults", known)
+    yield from matrix_problems(eval_set, known)
     yield from _default_problems(eval_set)
     yield from _id_problems(eval_set)
     if known.agents is not None:
         yield from unknown_names(eval_set, agents=known.agents, tools=known.tools)
+    if known.called_agents is not None:
+        yield from find_root_mocks(eval_set, agent=agent or eval_set.agent, called=known.called_agents)
     for index, case in enumerate(eval_set.cases):
         yield from _case_problems(case, f"cases[{index}]", eval_set.defaults, known)
 
@@ -112,6 +118,12 @@ def _set_problems(
     planned = sum(count_trials(case, eval_set.defaults, trials=trials) for case in eval_set.cases)
     if planned > MAX_TRIALS:
         yield "cases", f"have {planned:,} trials in all; an evaluation may have {MAX_TRIALS:,}."
+    cells = count_cells(eval_set.matrix)
+    if planned <= MAX_TRIALS < planned * cells:
+        yield "matrix", f"{planned:,} trials in {cells} cells are {planned * cells:,}, and may be {MAX_TRIALS:,}."
+    merged = (eval_set.ByteSize() + defaults * len(eval_set.cases)) * cells
+    if merged > MAX_MERGED_BYTES:
+        yield "matrix", f"The cases of all {cells} cells are {merged:,} bytes, and may be {MAX_MERGED_BYTES:,}."
 
 
 def _default_problems(eval_set: eval_set_pb2.EvalSet) -> Iterator[FieldProblem]:
@@ -139,6 +151,12 @@ def _case_problems(
     if case.HasField("user"):
         yield from _find_user_problems(case, f"{place}.user", known)
     yield from _mocks_problems(case.mocks, f"{place}.mocks")
+    yield from _faults_problems(case.faults, f"{place}.faults", known)
+    if case.faults and is_recorded(case):
+        yield f"{place}.faults", "must not be set: the turns are recorded, so nothing runs."
+    size = sum(fault.ByteSize() for fault in case.faults or defaults.faults)
+    if case.mocks.ByteSize() <= MAX_MOCKS_BYTES < case.mocks.ByteSize() + size:
+        yield f"{place}.faults", f"are with `mocks` larger than {MAX_MOCKS_BYTES // 1024 // 1024} MiB."
     for name, changes in case.origin.changes.agents.items():
         yield from unknown_name("model", changes.model, known.models, f'{place}.origin.changes.agents["{name}"].model')
     for index, answer in enumerate(case.answers):
@@ -204,7 +222,7 @@ def _find_user_problems(case: eval_set_pb2.EvalCase, place: str, known: KnownNam
 
 
 def _list_input_fields(turn: eval_set_pb2.EvalTurn) -> list[str]:
-    """Return the names of the fields that hold the user's message. locals `said` -> `fields`"""
+    """Return the names of the fields that hold the user's message."""
     return [*(["user"] if turn.user else []), *(["input"] if turn.HasField("input") else [])]
 
 
@@ -249,6 +267,8 @@ def _input_problems(message: message_pb2.Message, place: str) -> list[FieldProbl
 
 
 def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[FieldProblem]:
+    if mocks.faults or mocks.fault_seed:
+        yield f"{place}.faults", "must not be set: the faults of a case are beside its mocks, in `faults`."
     if mocks.ByteSize() > MAX_MOCKS_BYTES:
         yield place, f"are larger than {MAX_MOCKS_BYTES // 1024 // 1024} MiB."
     for index, agent_mock in enumerate(mocks.agents):
@@ -273,6 +293,13 @@ def _mocks_problems(mocks: eval_set_pb2.ToolMocks, place: str) -> Iterator[Field
                 yield from [(f"{inner}.result_json", problem)] if problem else []
             case "outcome":
                 yield from ((f"{inner}.outcome", mistake) for mistake in outcome_mistakes(mock.outcome))
+
+
+def _faults_problems(faults: Sequence[eval_set_pb2.EvalFault], place: str, known: KnownNames) -> Iterator[FieldProblem]:
+    for index, fault in enumerate(faults):
+        for field, mistake in fault_mistakes(fault):
+            yield f"{place}[{index}]{field and f'.{field}'}", mistake
+        yield from unknown_name("model", fault.model, known.models, f"{place}[{index}].model")
 
 
 def _answer_problems(answer: eval_set_pb2.EvalAnswer, place: str) -> Iterator[FieldProblem]:

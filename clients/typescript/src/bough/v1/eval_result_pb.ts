@@ -16,6 +16,8 @@ import type { AgentKind, ExecutionState } from "./execution_pb.js";
 import { file_bough_v1_execution } from "./execution_pb.js";
 import type { InputRequest } from "./input_pb.js";
 import { file_bough_v1_input } from "./input_pb.js";
+import type { FaultCount } from "./invocation_pb.js";
+import { file_bough_v1_invocation } from "./invocation_pb.js";
 import type { Usage } from "./usage_pb.js";
 import { file_bough_v1_usage } from "./usage_pb.js";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
@@ -26,7 +28,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_result.proto.
  */
 export const file_bough_v1_eval_result: GenFile = /*@__PURE__*/
-  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEiVwoKRXZhbFNvdXJjZRIXCg1ldmFsdWF0aW9uX2lkGAEgASgJSAASJgoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdEgAQggKBnNvdXJjZSK4BAoKRXZhbFJlc3VsdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSIAoEcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIvCgtjcmVhdGVfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgKIAMoCzIgLmJvdWdoLnYxLkV2YWxSZXN1bHQuTGFiZWxzRW50cnkSJwoFc3RhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgMIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGcmVhc29uGA0gASgJEigKCHN1c3BlY3RzGA4gASgLMhYuYm91Z2gudjEuRXZhbFN1c3BlY3RzGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEifgoMRXZhbFN1c3BlY3RzEhAKCGNhc2VfaWRzGAEgAygJEg4KBnRyaWFscxgCIAEoBRIpCg1iYXNlbGluZV9waW5zGAMgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSIQoZYmFzZWxpbmVfbm90X3JlcnVuX3JlYXNvbhgEIAEoCSKvBAoIRXZhbFBpbnMSFwoPZXZhbF9zZXRfZGlnZXN0GAEgASgJEi4KBmFnZW50cxgCIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLkFnZW50c0VudHJ5Ei4KBm1vZGVscxgDIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLk1vZGVsc0VudHJ5EiwKBXRvb2xzGAQgAygLMh0uYm91Z2gudjEuRXZhbFBpbnMuVG9vbHNFbnRyeRIOCgZwcmljZXMYBSABKAkSLgoGanVkZ2VzGAYgAygLMh4uYm91Z2gudjEuRXZhbFBpbnMuSnVkZ2VzRW50cnkSDQoFYWdlbnQYByABKAkSFgoOc2VydmVyX3ZlcnNpb24YCCABKAkSLAoFdXNlcnMYCSADKAsyHS5ib3VnaC52MS5FdmFsUGlucy5Vc2Vyc0VudHJ5Gi0KC0FnZW50c0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLTW9kZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARosCgpUb29sc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLSnVkZ2VzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARosCgpVc2Vyc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiQQoSQ29uZmlkZW5jZUludGVydmFsEg0KBWxvd2VyGAEgASgBEg0KBXVwcGVyGAIgASgBEg0KBWxldmVsGAMgASgBIpgECgpFdmFsVG90YWxzEg0KBWNhc2VzGAEgASgFEhQKDGNhc2VzX3Bhc3NlZBgCIAEoBRIUCgxjYXNlc19mYWlsZWQYAyABKAUSGwoTY2FzZXNfbm90X2V2YWx1YXRlZBgEIAEoBRIOCgZ0cmlhbHMYBSABKAUSFAoMdHJpYWxzX2VuZGVkGAYgASgFEhUKDXRyaWFsc19wYXNzZWQYByABKAUSFgoJcGFzc19yYXRlGAggASgBSACIAQESOAoScGFzc19yYXRlX2ludGVydmFsGAkgASgLMhwuYm91Z2gudjEuQ29uZmlkZW5jZUludGVydmFsEjsKDG1ldHJpY19tZWFucxgKIAMoCzIlLmJvdWdoLnYxLkV2YWxUb3RhbHMuTWV0cmljTWVhbnNFbnRyeRIeCgV1c2FnZRgLIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiQKC2p1ZGdlX3VzYWdlGAwgASgLMg8uYm91Z2gudjEuVXNhZ2USEwoLZmxha3lfY2FzZXMYDSADKAkSDgoGcmVydW5zGA4gASgFEhQKDHJlcnVuc19lbmRlZBgPIAEoBRIjCgp1c2VyX3VzYWdlGBAgASgLMg8uYm91Z2gudjEuVXNhZ2UaMgoQTWV0cmljTWVhbnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBQgwKCl9wYXNzX3JhdGUigQQKCkNhc2VSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRIwCgZsYWJlbHMYAiADKAsyIC5ib3VnaC52MS5DYXNlUmVzdWx0LkxhYmVsc0VudHJ5EiEKBXR1cm5zGAMgAygLMhIuYm91Z2gudjEuRXZhbFR1cm4SIgoHdmVyZGljdBgEIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSDgoGcmVhc29uGAUgASgJEikKBnRyaWFscxgGIAMoCzIZLmJvdWdoLnYxLkNhc2VUcmlhbFJlc3VsdBIoCgdtZXRyaWNzGAcgAygLMhcuYm91Z2gudjEuTWV0cmljU3VtbWFyeRIsCgpzdGF0aXN0aWNzGAggASgLMhguYm91Z2gudjEuUGFzc1N0YXRpc3RpY3MSKgoMdW51c2VkX21vY2tzGAkgAygLMhQuYm91Z2gudjEuVW51c2VkTW9jaxIpCgZyZXJ1bnMYCiADKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxSZXN1bHQSKQoLdHJpYWxfbWVhbnMYCyABKAsyFC5ib3VnaC52MS5UcmlhbE1lYW5zEiUKBHVzZXIYDCABKAsyFy5ib3VnaC52MS5TaW11bGF0ZWRVc2VyGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEipAEKClRyaWFsTWVhbnMSFwoKY29zdF9uYW5vcxgBIAEoAUgAiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgCIAEoCRITCgZ0b2tlbnMYAyABKAFIAYgBARIdChBkdXJhdGlvbl9zZWNvbmRzGAQgASgBSAKIAQFCDQoLX2Nvc3RfbmFub3NCCQoHX3Rva2Vuc0ITChFfZHVyYXRpb25fc2Vjb25kcyI7CgpVbnVzZWRNb2NrEg0KBWluZGV4GAEgASgFEgwKBG5hbWUYAiABKAkSEAoIaXNfYWdlbnQYAyABKAgijAEKDU1ldHJpY1N1bW1hcnkSDAoEbmFtZRgBIAEoCRIiCgd2ZXJkaWN0GAIgASgOMhEuYm91Z2gudjEuVmVyZGljdBIRCgRtZWFuGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBEhoKEmRpc3RpbmN0X2p1ZGdtZW50cxgFIAEoBUIHCgVfbWVhbiK0AgoOUGFzc1N0YXRpc3RpY3MSDgoGdHJpYWxzGAEgASgFEg4KBnBhc3NlZBgCIAEoBRIWCglwYXNzX3JhdGUYAyABKAFIAIgBARI4ChJwYXNzX3JhdGVfaW50ZXJ2YWwYBCABKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSEQoJcGFzc19hdF9rGAUgAygBEhIKCnBhc3NfYWxsX2sYBiADKAESOgoUcGFzc19hbGxfa19pbnRlcnZhbHMYByADKAsyHC5ib3VnaC52MS5Db25maWRlbmNlSW50ZXJ2YWwSDQoFZmxha3kYCCABKAgSFwoPZGlzdGluY3RfdHJpYWxzGAkgASgFEhcKD2Rpc3RpbmN0X3Bhc3NlZBgKIAEoBUIMCgpfcGFzc19yYXRlIo8ECg9DYXNlVHJpYWxSZXN1bHQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIiCgd2ZXJkaWN0GAMgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YBCABKAkSDwoHY3Jhc2hlZBgFIAEoCBInCgV0dXJucxgGIAMoCzIYLmJvdWdoLnYxLkV2YWxUdXJuUmVzdWx0EiUKBnNjb3JlcxgHIAMoCzIVLmJvdWdoLnYxLk1ldHJpY1Njb3JlEh4KBXVzYWdlGAggASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLanVkZ2VfdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgp1bmFuc3dlcmVkGAsgASgLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0EhIKCnVzZWRfbW9ja3MYDCADKAUSGAoQdXNlZF9hZ2VudF9tb2NrcxgOIAMoBRInCgdwdXJwb3NlGA0gASgOMhYuYm91Z2gudjEuVHJpYWxQdXJwb3NlEiMKCnVzZXJfdXNhZ2UYDyABKAsyDy5ib3VnaC52MS5Vc2FnZRIaCg11c2VyX2ZpbmlzaGVkGBAgASgISACIAQFCEAoOX3VzZXJfZmluaXNoZWQi6wEKDkV2YWxUdXJuUmVzdWx0Eg4KBnJ1bl9pZBgBIAEoCRIQCgh0cmFjZV9pZBgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAQgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIOCgZhbnN3ZXIYBSABKAkSIwoGYWdlbnRzGAYgAygLMhMuYm91Z2gudjEuRXZhbEFnZW50EhEKCXRydW5jYXRlZBgHIAEoCBIMCgR1c2VyGAggASgJEhMKC3VzZXJfcnVuX2lkGAkgASgJIrcCCglFdmFsQWdlbnQSDAoEbmFtZRgBIAEoCRINCgVkZXB0aBgCIAEoBRIVCg1pbnZvY2F0aW9uX2lkGAMgASgJEiEKBGtpbmQYBCABKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQSJwoFc3RhdGUYBSABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIhCgVjYWxscxgGIAMoCzISLmJvdWdoLnYxLkV2YWxDYWxsEiAKBG1hcmsYByABKA4yEi5ib3VnaC52MS5UcmVlTWFyaxIeCgV1c2FnZRgIIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhIKCnN0ZXBfY291bnQYCSABKAUSDgoGYW5zd2VyGAogASgJEiEKBXN0ZXBzGAsgAygLMhIuYm91Z2gudjEuRXZhbFN0ZXAiJwoIRXZhbFN0ZXASDQoFaW5kZXgYASABKAUSDAoEdGV4dBgCIAEoCSLcAQoIRXZhbENhbGwSDAoEbmFtZRgBIAEoCRIWCg5hcmd1bWVudHNfanNvbhgCIAEoCRITCgtyZXN1bHRfanNvbhgDIAEoCRInCgVzdGF0ZRgEIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAUgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIXCgpzdGVwX2luZGV4GAYgASgFSACIAQESHwoXZXhlY3V0ZWRfYXJndW1lbnRzX2pzb24YByABKAlCDQoLX3N0ZXBfaW5kZXgiiAIKC01ldHJpY1Njb3JlEgwKBG5hbWUYASABKAkSIgoHdmVyZGljdBgCIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSEgoFc2NvcmUYAyABKAFIAIgBARIRCgl0aHJlc2hvbGQYBCABKAESDgoGcmVhc29uGAUgASgJEjIKEHRyZWVfY29tcGFyaXNvbnMYBiADKAsyGC5ib3VnaC52MS5UcmVlQ29tcGFyaXNvbhIlCglqdWRnbWVudHMYByADKAsyEi5ib3VnaC52MS5KdWRnbWVudBIrCgxlcnJvcl9yZWFzb24YCCABKA4yFS5ib3VnaC52MS5FcnJvclJlYXNvbkIICgZfc2NvcmUikAEKDlRyZWVDb21wYXJpc29uEgwKBHR1cm4YASABKAUSEgoKdmlvbGF0aW9ucxgCIAEoBRIOCgZyZWNhbGwYAyABKAESEQoJcHJlY2lzaW9uGAQgASgBEgoKAmYxGAUgASgBEi0KC2RpZmZlcmVuY2VzGAYgAygLMhguYm91Z2gudjEuVHJlZURpZmZlcmVuY2UinwEKDlRyZWVEaWZmZXJlbmNlEiYKBGtpbmQYASABKA4yGC5ib3VnaC52MS5EaWZmZXJlbmNlS2luZBINCgVhZ2VudBgCIAEoCRIXCg9leHBlY3RlZF9wYXJlbnQYAyABKAkSFQoNYWN0dWFsX3BhcmVudBgEIAEoCRIPCgdtZXNzYWdlGAUgASgJEhUKDWludm9jYXRpb25faWQYBiABKAkieQoISnVkZ21lbnQSEQoJcnVicmljX2lkGAEgASgJEg4KBnNhbXBsZRgCIAEoBRISCgVob2xkcxgDIAEoCEgAiAEBEg4KBnJlYXNvbhgEIAEoCRIOCgZydW5faWQYBSABKAkSDAoEdHVybhgGIAEoBUIICgZfaG9sZHMitQEKCkdhdGVSZXN1bHQSDAoEZ2F0ZRgBIAEoCRIOCgZudW1iZXIYAiABKAkSKAoIb3BlcmF0b3IYAyABKA4yFi5ib3VnaC52MS5HYXRlT3BlcmF0b3ISDQoFYm91bmQYBCABKAESEgoFdmFsdWUYBSABKAFIAIgBARIiCgd2ZXJkaWN0GAYgASgOMhEuYm91Z2gudjEuVmVyZGljdBIOCgZyZWFzb24YByABKAlCCAoGX3ZhbHVlIv4DCg5FdmFsQ29tcGFyaXNvbhIUCgxwaW5zX2NoYW5nZWQYASADKAkSJwoFY2FzZXMYAiADKAsyGC5ib3VnaC52MS5DYXNlQ29tcGFyaXNvbhIOCgZiZXR0ZXIYAyABKAUSDQoFd29yc2UYBCABKAUSDwoHcmVtb3ZlZBgFIAEoBRINCgVhZGRlZBgGIAEoBRIdChBwYXNzX3JhdGVfY2hhbmdlGAcgASgBSACIAQESHgoRY29zdF9uYW5vc19jaGFuZ2UYCCABKANIAYgBARIaChJjb3N0X2N1cnJlbmN5X2NvZGUYCSABKAkSMAoOc3RhdGVfYmFzZWxpbmUYCiABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIxCg9zdGF0ZV9jYW5kaWRhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIPCgd1bmNsZWFyGAwgASgFEhMKC3JlZ3Jlc3Npb25zGA0gASgFEjEKD3JlZ3Jlc3Npb25fdGVzdBgOIAEoCzIYLmJvdWdoLnYxLlJlZ3Jlc3Npb25UZXN0EioKB2NoYW5nZXMYDyADKAsyGS5ib3VnaC52MS5Fc3RpbWF0ZWRDaGFuZ2VCEwoRX3Bhc3NfcmF0ZV9jaGFuZ2VCFAoSX2Nvc3RfbmFub3NfY2hhbmdlIssBCg5SZWdyZXNzaW9uVGVzdBIUCgdwX3ZhbHVlGAEgASgBSACIAQESDQoFbGV2ZWwYAiABKAESDQoFY2FzZXMYAyABKAUSJwoJY2FuZGlkYXRlGAQgASgLMhQuYm91Z2gudjEuUGFzc0NvdW50cxImCghiYXNlbGluZRgFIAEoCzIULmJvdWdoLnYxLlBhc3NDb3VudHMSDQoFcG93ZXIYBiABKAkSGQoRaW5jb21wbGV0ZV9yZWFzb24YByABKAlCCgoIX3BfdmFsdWUiLAoKUGFzc0NvdW50cxIOCgZ0cmlhbHMYASABKAUSDgoGcGFzc2VkGAIgASgFIm0KD0VzdGltYXRlZENoYW5nZRIMCgRuYW1lGAEgASgJEg0KBXZhbHVlGAIgASgBEi4KCGludGVydmFsGAMgASgLMhwuYm91Z2gudjEuQ29uZmlkZW5jZUludGVydmFsEg0KBWNhc2VzGAQgASgFIs8ECg5DYXNlQ29tcGFyaXNvbhIPCgdjYXNlX2lkGAEgASgJEiQKBmNoYW5nZRgCIAEoDjIULmJvdWdoLnYxLkNhc2VDaGFuZ2USKwoQdmVyZGljdF9iYXNlbGluZRgDIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSLAoRdmVyZGljdF9jYW5kaWRhdGUYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0Eh8KEnBhc3NfcmF0ZV9iYXNlbGluZRgFIAEoAUgAiAEBEiAKE3Bhc3NfcmF0ZV9jYW5kaWRhdGUYBiABKAFIAYgBARJDCg5tZXRyaWNfY2hhbmdlcxgHIAMoCzIrLmJvdWdoLnYxLkNhc2VDb21wYXJpc29uLk1ldHJpY0NoYW5nZXNFbnRyeRItCgtkaWZmZXJlbmNlcxgIIAMoCzIYLmJvdWdoLnYxLlRyZWVEaWZmZXJlbmNlEi0KD3RyaWFsc19iYXNlbGluZRgJIAEoCzIULmJvdWdoLnYxLlBhc3NDb3VudHMSLgoQdHJpYWxzX2NhbmRpZGF0ZRgKIAEoCzIULmJvdWdoLnYxLlBhc3NDb3VudHMSFAoHcF92YWx1ZRgLIAEoAUgCiAEBEg4KBnJlYXNvbhgMIAEoCRo0ChJNZXRyaWNDaGFuZ2VzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIVChNfcGFzc19yYXRlX2Jhc2VsaW5lQhYKFF9wYXNzX3JhdGVfY2FuZGlkYXRlQgoKCF9wX3ZhbHVlItECCg5JbnZvY2F0aW9uRGlmZhI0ChFhZ2VudF9kaWZmZXJlbmNlcxgBIAMoCzIZLmJvdWdoLnYxLkFnZW50RGlmZmVyZW5jZRIyChBjYWxsX2RpZmZlcmVuY2VzGAIgAygLMhguYm91Z2gudjEuQ2FsbERpZmZlcmVuY2USJQoMdXNhZ2VfYmVmb3JlGAMgASgLMg8uYm91Z2gudjEuVXNhZ2USJAoLdXNhZ2VfYWZ0ZXIYBCABKAsyDy5ib3VnaC52MS5Vc2FnZRIyCg9kdXJhdGlvbl9iZWZvcmUYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMQoOZHVyYXRpb25fYWZ0ZXIYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLc2FtZV9hbnN3ZXIYByABKAgSDAoEc2FtZRgIIAEoCCK9AQoPQWdlbnREaWZmZXJlbmNlEiIKBGtpbmQYASABKA4yFC5ib3VnaC52MS5DaGFuZ2VLaW5kEg0KBWFnZW50GAIgASgJEhUKDXBhcmVudF9iZWZvcmUYAyABKAkSFAoMcGFyZW50X2FmdGVyGAQgASgJEhwKFGludm9jYXRpb25faWRfYmVmb3JlGAUgASgJEhsKE2ludm9jYXRpb25faWRfYWZ0ZXIYBiABKAkSDwoHbWVzc2FnZRgHIAEoCSKqAQoOQ2FsbERpZmZlcmVuY2USIgoEa2luZBgBIAEoDjIULmJvdWdoLnYxLkNoYW5nZUtpbmQSDgoGYnJhbmNoGAIgASgJEgwKBHRvb2wYAyABKAkSIgoGYmVmb3JlGAQgASgLMhIuYm91Z2gudjEuRXZhbENhbGwSIQoFYWZ0ZXIYBSABKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIPCgdtZXNzYWdlGAYgASgJKmUKB1ZlcmRpY3QSFwoTVkVSRElDVF9VTlNQRUNJRklFRBAAEhIKDlZFUkRJQ1RfUEFTU0VEEAESEgoOVkVSRElDVF9GQUlMRUQQAhIZChVWRVJESUNUX05PVF9FVkFMVUFURUQQAypoCgxUcmlhbFB1cnBvc2USHQoZVFJJQUxfUFVSUE9TRV9VTlNQRUNJRklFRBAAEhcKE1RSSUFMX1BVUlBPU0VfUkVSVU4QARIgChxUUklBTF9QVVJQT1NFX0JBU0VMSU5FX1JFUlVOEAIqmgEKCFRyZWVNYXJrEhkKFVRSRUVfTUFSS19VTlNQRUNJRklFRBAAEhUKEVRSRUVfTUFSS19NQVRDSEVEEAESEwoPVFJFRV9NQVJLX01PVkVEEAISGAoUVFJFRV9NQVJLX1VORVhQRUNURUQQAxIVChFUUkVFX01BUktfQUxMT1dFRBAEEhYKElRSRUVfTUFSS19WSU9MQVRFRBAFKvkBCg5EaWZmZXJlbmNlS2luZBIfChtESUZGRVJFTkNFX0tJTkRfVU5TUEVDSUZJRUQQABIbChdESUZGRVJFTkNFX0tJTkRfTUlTU0lORxABEh4KGkRJRkZFUkVOQ0VfS0lORF9VTkVYUEVDVEVEEAISGQoVRElGRkVSRU5DRV9LSU5EX01PVkVEEAMSGQoVRElGRkVSRU5DRV9LSU5EX1RPT0xTEAQSHQoZRElGRkVSRU5DRV9LSU5EX0ZPUkJJRERFThAFEhkKFURJRkZFUkVOQ0VfS0lORF9TVEFURRAGEhkKFURJRkZFUkVOQ0VfS0lORF9JTlBVVBAHKq8BCgxHYXRlT3BlcmF0b3ISHQoZR0FURV9PUEVSQVRPUl9VTlNQRUNJRklFRBAAEhoKFkdBVEVfT1BFUkFUT1JfQVRfTEVBU1QQARIXChNHQVRFX09QRVJBVE9SX0FCT1ZFEAISGQoVR0FURV9PUEVSQVRPUl9BVF9NT1NUEAMSFwoTR0FURV9PUEVSQVRPUl9CRUxPVxAEEhcKE0dBVEVfT1BFUkFUT1JfRVFVQUwQBSq3AQoKQ2FzZUNoYW5nZRIbChdDQVNFX0NIQU5HRV9VTlNQRUNJRklFRBAAEhQKEENBU0VfQ0hBTkdFX1NBTUUQARIWChJDQVNFX0NIQU5HRV9CRVRURVIQAhIVChFDQVNFX0NIQU5HRV9XT1JTRRADEhcKE0NBU0VfQ0hBTkdFX1JFTU9WRUQQBBIVChFDQVNFX0NIQU5HRV9BRERFRBAFEhcKE0NBU0VfQ0hBTkdFX1VOQ0xFQVIQBiqJAQoKQ2hhbmdlS2luZBIbChdDSEFOR0VfS0lORF9VTlNQRUNJRklFRBAAEhUKEUNIQU5HRV9LSU5EX0FEREVEEAESFwoTQ0hBTkdFX0tJTkRfUkVNT1ZFRBACEhUKEUNIQU5HRV9LSU5EX01PVkVEEAMSFwoTQ0hBTkdFX0tJTkRfQ0hBTkdFRBAEQlkKDGRldi5ib3VnaC52MUIPRXZhbFJlc3VsdFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Chpib3VnaC92MS9ldmFsX3Jlc3VsdC5wcm90bxIIYm91Z2gudjEiVwoKRXZhbFNvdXJjZRIXCg1ldmFsdWF0aW9uX2lkGAEgASgJSAASJgoGcmVzdWx0GAIgASgLMhQuYm91Z2gudjEuRXZhbFJlc3VsdEgAQggKBnNvdXJjZSLdBAoKRXZhbFJlc3VsdBIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSIAoEcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgFIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFY2FzZXMYBiADKAsyFC5ib3VnaC52MS5DYXNlUmVzdWx0EiMKBWdhdGVzGAcgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIvCgtjcmVhdGVfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kX3RpbWUYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgKIAMoCzIgLmJvdWdoLnYxLkV2YWxSZXN1bHQuTGFiZWxzRW50cnkSJwoFc3RhdGUYCyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgMIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGcmVhc29uGA0gASgJEigKCHN1c3BlY3RzGA4gASgLMhYuYm91Z2gudjEuRXZhbFN1c3BlY3RzEiMKBWNlbGxzGA8gAygLMhQuYm91Z2gudjEuQ2VsbFJlc3VsdBotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIuMBCgpDZWxsUmVzdWx0EgwKBGNlbGwYASABKAkSMAoGdmFsdWVzGAIgAygLMiAuYm91Z2gudjEuQ2VsbFJlc3VsdC5WYWx1ZXNFbnRyeRIQCghyZXZpc2lvbhgDIAEoCRIkCgZ0b3RhbHMYBCABKAsyFC5ib3VnaC52MS5FdmFsVG90YWxzEgwKBGJlc3QYBSABKAgSFAoHcF92YWx1ZRgGIAEoAUgAiAEBGi0KC1ZhbHVlc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAFCCgoIX3BfdmFsdWUimQEKDEV2YWxTdXNwZWN0cxIQCghjYXNlX2lkcxgBIAMoCRIOCgZ0cmlhbHMYAiABKAUSKQoNYmFzZWxpbmVfcGlucxgDIAEoCzISLmJvdWdoLnYxLkV2YWxQaW5zEiEKGWJhc2VsaW5lX25vdF9yZXJ1bl9yZWFzb24YBCABKAkSGQoRcmVjb3JkZWRfY2FzZV9pZHMYBSADKAkixAQKCEV2YWxQaW5zEhcKD2V2YWxfc2V0X2RpZ2VzdBgBIAEoCRIuCgZhZ2VudHMYAiADKAsyHi5ib3VnaC52MS5FdmFsUGlucy5BZ2VudHNFbnRyeRIuCgZtb2RlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsUGlucy5Nb2RlbHNFbnRyeRIsCgV0b29scxgEIAMoCzIdLmJvdWdoLnYxLkV2YWxQaW5zLlRvb2xzRW50cnkSDgoGcHJpY2VzGAUgASgJEi4KBmp1ZGdlcxgGIAMoCzIeLmJvdWdoLnYxLkV2YWxQaW5zLkp1ZGdlc0VudHJ5Eg0KBWFnZW50GAcgASgJEhYKDnNlcnZlcl92ZXJzaW9uGAggASgJEiwKBXVzZXJzGAkgAygLMh0uYm91Z2gudjEuRXZhbFBpbnMuVXNlcnNFbnRyeRITCgtjb2RlX2RpZ2VzdBgKIAEoCRotCgtBZ2VudHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGi0KC01vZGVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLAoKVG9vbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGi0KC0p1ZGdlc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLAoKVXNlcnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkEKEkNvbmZpZGVuY2VJbnRlcnZhbBINCgVsb3dlchgBIAEoARINCgV1cHBlchgCIAEoARINCgVsZXZlbBgDIAEoASKwBAoKRXZhbFRvdGFscxINCgVjYXNlcxgBIAEoBRIUCgxjYXNlc19wYXNzZWQYAiABKAUSFAoMY2FzZXNfZmFpbGVkGAMgASgFEhsKE2Nhc2VzX25vdF9ldmFsdWF0ZWQYBCABKAUSDgoGdHJpYWxzGAUgASgFEhQKDHRyaWFsc19lbmRlZBgGIAEoBRIVCg10cmlhbHNfcGFzc2VkGAcgASgFEhYKCXBhc3NfcmF0ZRgIIAEoAUgAiAEBEjgKEnBhc3NfcmF0ZV9pbnRlcnZhbBgJIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBI7CgxtZXRyaWNfbWVhbnMYCiADKAsyJS5ib3VnaC52MS5FdmFsVG90YWxzLk1ldHJpY01lYW5zRW50cnkSHgoFdXNhZ2UYCyABKAsyDy5ib3VnaC52MS5Vc2FnZRIkCgtqdWRnZV91c2FnZRgMIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhMKC2ZsYWt5X2Nhc2VzGA0gAygJEg4KBnJlcnVucxgOIAEoBRIUCgxyZXJ1bnNfZW5kZWQYDyABKAUSIwoKdXNlcl91c2FnZRgQIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhYKDnJldHJpZWRfdHJpYWxzGBEgASgFGjIKEE1ldHJpY01lYW5zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIMCgpfcGFzc19yYXRlIrcECgpDYXNlUmVzdWx0Eg8KB2Nhc2VfaWQYASABKAkSMAoGbGFiZWxzGAIgAygLMiAuYm91Z2gudjEuQ2FzZVJlc3VsdC5MYWJlbHNFbnRyeRIhCgV0dXJucxgDIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEiIKB3ZlcmRpY3QYBCABKA4yES5ib3VnaC52MS5WZXJkaWN0Eg4KBnJlYXNvbhgFIAEoCRIpCgZ0cmlhbHMYBiADKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxSZXN1bHQSKAoHbWV0cmljcxgHIAMoCzIXLmJvdWdoLnYxLk1ldHJpY1N1bW1hcnkSLAoKc3RhdGlzdGljcxgIIAEoCzIYLmJvdWdoLnYxLlBhc3NTdGF0aXN0aWNzEioKDHVudXNlZF9tb2NrcxgJIAMoCzIULmJvdWdoLnYxLlVudXNlZE1vY2sSKQoGcmVydW5zGAogAygLMhkuYm91Z2gudjEuQ2FzZVRyaWFsUmVzdWx0EikKC3RyaWFsX21lYW5zGAsgASgLMhQuYm91Z2gudjEuVHJpYWxNZWFucxIlCgR1c2VyGAwgASgLMhcuYm91Z2gudjEuU2ltdWxhdGVkVXNlchImCgZmYXVsdHMYDSADKAsyFi5ib3VnaC52MS5GYXVsdFN1bW1hcnkSDAoEY2VsbBgOIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIlEKDkNyYXNoZWRBdHRlbXB0Eg4KBnJlYXNvbhgBIAEoCRIPCgdydW5faWRzGAIgAygJEh4KBXVzYWdlGAMgASgLMg8uYm91Z2gudjEuVXNhZ2UipAEKClRyaWFsTWVhbnMSFwoKY29zdF9uYW5vcxgBIAEoAUgAiAEBEhoKEmNvc3RfY3VycmVuY3lfY29kZRgCIAEoCRITCgZ0b2tlbnMYAyABKAFIAYgBARIdChBkdXJhdGlvbl9zZWNvbmRzGAQgASgBSAKIAQFCDQoLX2Nvc3RfbmFub3NCCQoHX3Rva2Vuc0ITChFfZHVyYXRpb25fc2Vjb25kcyI7CgpVbnVzZWRNb2NrEg0KBWluZGV4GAEgASgFEgwKBG5hbWUYAiABKAkSEAoIaXNfYWdlbnQYAyABKAgibwoMRmF1bHRTdW1tYXJ5Eg0KBWluZGV4GAEgASgFEgwKBG5hbWUYAiABKAkSEAoIaXNfbW9kZWwYAyABKAgSEAoIaW5qZWN0ZWQYBCABKAMSDgoGdHJpYWxzGAUgASgFEg4KBnBhc3NlZBgGIAEoBSKMAQoNTWV0cmljU3VtbWFyeRIMCgRuYW1lGAEgASgJEiIKB3ZlcmRpY3QYAiABKA4yES5ib3VnaC52MS5WZXJkaWN0EhEKBG1lYW4YAyABKAFIAIgBARIRCgl0aHJlc2hvbGQYBCABKAESGgoSZGlzdGluY3RfanVkZ21lbnRzGAUgASgFQgcKBV9tZWFuIpsCCg5QYXNzU3RhdGlzdGljcxIOCgZ0cmlhbHMYASABKAUSDgoGcGFzc2VkGAIgASgFEhYKCXBhc3NfcmF0ZRgDIAEoAUgAiAEBEjgKEnBhc3NfcmF0ZV9pbnRlcnZhbBgEIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBIRCglwYXNzX2F0X2sYBSADKAESEgoKcGFzc19hbGxfaxgGIAMoARI6ChRwYXNzX2FsbF9rX2ludGVydmFscxgHIAMoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBINCgVmbGFreRgIIAEoCBIXCg9kaXN0aW5jdF90cmlhbHMYCSABKAVCDAoKX3Bhc3NfcmF0ZSLyBAoPQ2FzZVRyaWFsUmVzdWx0Eg8KB2Nhc2VfaWQYASABKAkSDQoFdHJpYWwYAiABKAUSIgoHdmVyZGljdBgDIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QSDgoGcmVhc29uGAQgASgJEg8KB2NyYXNoZWQYBSABKAgSJwoFdHVybnMYBiADKAsyGC5ib3VnaC52MS5FdmFsVHVyblJlc3VsdBIlCgZzY29yZXMYByADKAsyFS5ib3VnaC52MS5NZXRyaWNTY29yZRIeCgV1c2FnZRgIIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiQKC2p1ZGdlX3VzYWdlGAkgASgLMg8uYm91Z2gudjEuVXNhZ2USKwoIZHVyYXRpb24YCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoKdW5hbnN3ZXJlZBgLIAEoCzIWLmJvdWdoLnYxLklucHV0UmVxdWVzdBISCgp1c2VkX21vY2tzGAwgAygFEhgKEHVzZWRfYWdlbnRfbW9ja3MYDiADKAUSJwoHcHVycG9zZRgNIAEoDjIWLmJvdWdoLnYxLlRyaWFsUHVycG9zZRIjCgp1c2VyX3VzYWdlGA8gASgLMg8uYm91Z2gudjEuVXNhZ2USGgoNdXNlcl9maW5pc2hlZBgQIAEoCEgAiAEBEi0KD2luamVjdGVkX2ZhdWx0cxgRIAMoCzIULmJvdWdoLnYxLkZhdWx0Q291bnQSMgoQY3Jhc2hlZF9hdHRlbXB0cxgSIAMoCzIYLmJvdWdoLnYxLkNyYXNoZWRBdHRlbXB0QhAKDl91c2VyX2ZpbmlzaGVkIusBCg5FdmFsVHVyblJlc3VsdBIOCgZydW5faWQYASABKAkSEAoIdHJhY2VfaWQYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgEIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDgoGYW5zd2VyGAUgASgJEiMKBmFnZW50cxgGIAMoCzITLmJvdWdoLnYxLkV2YWxBZ2VudBIRCgl0cnVuY2F0ZWQYByABKAgSDAoEdXNlchgIIAEoCRITCgt1c2VyX3J1bl9pZBgJIAEoCSK3AgoJRXZhbEFnZW50EgwKBG5hbWUYASABKAkSDQoFZGVwdGgYAiABKAUSFQoNaW52b2NhdGlvbl9pZBgDIAEoCRIhCgRraW5kGAQgASgOMhMuYm91Z2gudjEuQWdlbnRLaW5kEicKBXN0YXRlGAUgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIQoFY2FsbHMYBiADKAsyEi5ib3VnaC52MS5FdmFsQ2FsbBIgCgRtYXJrGAcgASgOMhIuYm91Z2gudjEuVHJlZU1hcmsSHgoFdXNhZ2UYCCABKAsyDy5ib3VnaC52MS5Vc2FnZRISCgpzdGVwX2NvdW50GAkgASgFEg4KBmFuc3dlchgKIAEoCRIhCgVzdGVwcxgLIAMoCzISLmJvdWdoLnYxLkV2YWxTdGVwIicKCEV2YWxTdGVwEg0KBWluZGV4GAEgASgFEgwKBHRleHQYAiABKAki3AEKCEV2YWxDYWxsEgwKBG5hbWUYASABKAkSFgoOYXJndW1lbnRzX2pzb24YAiABKAkSEwoLcmVzdWx0X2pzb24YAyABKAkSJwoFc3RhdGUYBCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgFIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISFwoKc3RlcF9pbmRleBgGIAEoBUgAiAEBEh8KF2V4ZWN1dGVkX2FyZ3VtZW50c19qc29uGAcgASgJQg0KC19zdGVwX2luZGV4IogCCgtNZXRyaWNTY29yZRIMCgRuYW1lGAEgASgJEiIKB3ZlcmRpY3QYAiABKA4yES5ib3VnaC52MS5WZXJkaWN0EhIKBXNjb3JlGAMgASgBSACIAQESEQoJdGhyZXNob2xkGAQgASgBEg4KBnJlYXNvbhgFIAEoCRIyChB0cmVlX2NvbXBhcmlzb25zGAYgAygLMhguYm91Z2gudjEuVHJlZUNvbXBhcmlzb24SJQoJanVkZ21lbnRzGAcgAygLMhIuYm91Z2gudjEuSnVkZ21lbnQSKwoMZXJyb3JfcmVhc29uGAggASgOMhUuYm91Z2gudjEuRXJyb3JSZWFzb25CCAoGX3Njb3JlIpABCg5UcmVlQ29tcGFyaXNvbhIMCgR0dXJuGAEgASgFEhIKCnZpb2xhdGlvbnMYAiABKAUSDgoGcmVjYWxsGAMgASgBEhEKCXByZWNpc2lvbhgEIAEoARIKCgJmMRgFIAEoARItCgtkaWZmZXJlbmNlcxgGIAMoCzIYLmJvdWdoLnYxLlRyZWVEaWZmZXJlbmNlIp8BCg5UcmVlRGlmZmVyZW5jZRImCgRraW5kGAEgASgOMhguYm91Z2gudjEuRGlmZmVyZW5jZUtpbmQSDQoFYWdlbnQYAiABKAkSFwoPZXhwZWN0ZWRfcGFyZW50GAMgASgJEhUKDWFjdHVhbF9wYXJlbnQYBCABKAkSDwoHbWVzc2FnZRgFIAEoCRIVCg1pbnZvY2F0aW9uX2lkGAYgASgJIqYBCghKdWRnbWVudBIRCglydWJyaWNfaWQYASABKAkSDgoGc2FtcGxlGAIgASgFEhIKBWhvbGRzGAMgASgISACIAQESDgoGcmVhc29uGAQgASgJEg4KBnJ1bl9pZBgFIAEoCRIMCgR0dXJuGAYgASgFEg0KBW1vZGVsGAcgASgJEhIKBWdyYWRlGAggASgFSAGIAQFCCAoGX2hvbGRzQggKBl9ncmFkZSLDAQoKR2F0ZVJlc3VsdBIMCgRnYXRlGAEgASgJEg4KBm51bWJlchgCIAEoCRIoCghvcGVyYXRvchgDIAEoDjIWLmJvdWdoLnYxLkdhdGVPcGVyYXRvchINCgVib3VuZBgEIAEoARISCgV2YWx1ZRgFIAEoAUgAiAEBEiIKB3ZlcmRpY3QYBiABKA4yES5ib3VnaC52MS5WZXJkaWN0Eg4KBnJlYXNvbhgHIAEoCRIMCgRjZWxsGAggASgJQggKBl92YWx1ZSL+AwoORXZhbENvbXBhcmlzb24SFAoMcGluc19jaGFuZ2VkGAEgAygJEicKBWNhc2VzGAIgAygLMhguYm91Z2gudjEuQ2FzZUNvbXBhcmlzb24SDgoGYmV0dGVyGAMgASgFEg0KBXdvcnNlGAQgASgFEg8KB3JlbW92ZWQYBSABKAUSDQoFYWRkZWQYBiABKAUSHQoQcGFzc19yYXRlX2NoYW5nZRgHIAEoAUgAiAEBEh4KEWNvc3RfbmFub3NfY2hhbmdlGAggASgDSAGIAQESGgoSY29zdF9jdXJyZW5jeV9jb2RlGAkgASgJEjAKDnN0YXRlX2Jhc2VsaW5lGAogASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSMQoPc3RhdGVfY2FuZGlkYXRlGAsgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSDwoHdW5jbGVhchgMIAEoBRITCgtyZWdyZXNzaW9ucxgNIAEoBRIxCg9yZWdyZXNzaW9uX3Rlc3QYDiABKAsyGC5ib3VnaC52MS5SZWdyZXNzaW9uVGVzdBIqCgdjaGFuZ2VzGA8gAygLMhkuYm91Z2gudjEuRXN0aW1hdGVkQ2hhbmdlQhMKEV9wYXNzX3JhdGVfY2hhbmdlQhQKEl9jb3N0X25hbm9zX2NoYW5nZSLLAQoOUmVncmVzc2lvblRlc3QSFAoHcF92YWx1ZRgBIAEoAUgAiAEBEg0KBWxldmVsGAIgASgBEg0KBWNhc2VzGAMgASgFEicKCWNhbmRpZGF0ZRgEIAEoCzIULmJvdWdoLnYxLlBhc3NDb3VudHMSJgoIYmFzZWxpbmUYBSABKAsyFC5ib3VnaC52MS5QYXNzQ291bnRzEg0KBXBvd2VyGAYgASgJEhkKEWluY29tcGxldGVfcmVhc29uGAcgASgJQgoKCF9wX3ZhbHVlIiwKClBhc3NDb3VudHMSDgoGdHJpYWxzGAEgASgFEg4KBnBhc3NlZBgCIAEoBSJtCg9Fc3RpbWF0ZWRDaGFuZ2USDAoEbmFtZRgBIAEoCRINCgV2YWx1ZRgCIAEoARIuCghpbnRlcnZhbBgDIAEoCzIcLmJvdWdoLnYxLkNvbmZpZGVuY2VJbnRlcnZhbBINCgVjYXNlcxgEIAEoBSLPBAoOQ2FzZUNvbXBhcmlzb24SDwoHY2FzZV9pZBgBIAEoCRIkCgZjaGFuZ2UYAiABKA4yFC5ib3VnaC52MS5DYXNlQ2hhbmdlEisKEHZlcmRpY3RfYmFzZWxpbmUYAyABKA4yES5ib3VnaC52MS5WZXJkaWN0EiwKEXZlcmRpY3RfY2FuZGlkYXRlGAQgASgOMhEuYm91Z2gudjEuVmVyZGljdBIfChJwYXNzX3JhdGVfYmFzZWxpbmUYBSABKAFIAIgBARIgChNwYXNzX3JhdGVfY2FuZGlkYXRlGAYgASgBSAGIAQESQwoObWV0cmljX2NoYW5nZXMYByADKAsyKy5ib3VnaC52MS5DYXNlQ29tcGFyaXNvbi5NZXRyaWNDaGFuZ2VzRW50cnkSLQoLZGlmZmVyZW5jZXMYCCADKAsyGC5ib3VnaC52MS5UcmVlRGlmZmVyZW5jZRItCg90cmlhbHNfYmFzZWxpbmUYCSABKAsyFC5ib3VnaC52MS5QYXNzQ291bnRzEi4KEHRyaWFsc19jYW5kaWRhdGUYCiABKAsyFC5ib3VnaC52MS5QYXNzQ291bnRzEhQKB3BfdmFsdWUYCyABKAFIAogBARIOCgZyZWFzb24YDCABKAkaNAoSTWV0cmljQ2hhbmdlc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFCFQoTX3Bhc3NfcmF0ZV9iYXNlbGluZUIWChRfcGFzc19yYXRlX2NhbmRpZGF0ZUIKCghfcF92YWx1ZSLRAgoOSW52b2NhdGlvbkRpZmYSNAoRYWdlbnRfZGlmZmVyZW5jZXMYASADKAsyGS5ib3VnaC52MS5BZ2VudERpZmZlcmVuY2USMgoQY2FsbF9kaWZmZXJlbmNlcxgCIAMoCzIYLmJvdWdoLnYxLkNhbGxEaWZmZXJlbmNlEiUKDHVzYWdlX2JlZm9yZRgDIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiQKC3VzYWdlX2FmdGVyGAQgASgLMg8uYm91Z2gudjEuVXNhZ2USMgoPZHVyYXRpb25fYmVmb3JlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjEKDmR1cmF0aW9uX2FmdGVyGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhMKC3NhbWVfYW5zd2VyGAcgASgIEgwKBHNhbWUYCCABKAgivQEKD0FnZW50RGlmZmVyZW5jZRIiCgRraW5kGAEgASgOMhQuYm91Z2gudjEuQ2hhbmdlS2luZBINCgVhZ2VudBgCIAEoCRIVCg1wYXJlbnRfYmVmb3JlGAMgASgJEhQKDHBhcmVudF9hZnRlchgEIAEoCRIcChRpbnZvY2F0aW9uX2lkX2JlZm9yZRgFIAEoCRIbChNpbnZvY2F0aW9uX2lkX2FmdGVyGAYgASgJEg8KB21lc3NhZ2UYByABKAkiqgEKDkNhbGxEaWZmZXJlbmNlEiIKBGtpbmQYASABKA4yFC5ib3VnaC52MS5DaGFuZ2VLaW5kEg4KBmJyYW5jaBgCIAEoCRIMCgR0b29sGAMgASgJEiIKBmJlZm9yZRgEIAEoCzISLmJvdWdoLnYxLkV2YWxDYWxsEiEKBWFmdGVyGAUgASgLMhIuYm91Z2gudjEuRXZhbENhbGwSDwoHbWVzc2FnZRgGIAEoCSplCgdWZXJkaWN0EhcKE1ZFUkRJQ1RfVU5TUEVDSUZJRUQQABISCg5WRVJESUNUX1BBU1NFRBABEhIKDlZFUkRJQ1RfRkFJTEVEEAISGQoVVkVSRElDVF9OT1RfRVZBTFVBVEVEEAMqaAoMVHJpYWxQdXJwb3NlEh0KGVRSSUFMX1BVUlBPU0VfVU5TUEVDSUZJRUQQABIXChNUUklBTF9QVVJQT1NFX1JFUlVOEAESIAocVFJJQUxfUFVSUE9TRV9CQVNFTElORV9SRVJVThACKpoBCghUcmVlTWFyaxIZChVUUkVFX01BUktfVU5TUEVDSUZJRUQQABIVChFUUkVFX01BUktfTUFUQ0hFRBABEhMKD1RSRUVfTUFSS19NT1ZFRBACEhgKFFRSRUVfTUFSS19VTkVYUEVDVEVEEAMSFQoRVFJFRV9NQVJLX0FMTE9XRUQQBBIWChJUUkVFX01BUktfVklPTEFURUQQBSr5AQoORGlmZmVyZW5jZUtpbmQSHwobRElGRkVSRU5DRV9LSU5EX1VOU1BFQ0lGSUVEEAASGwoXRElGRkVSRU5DRV9LSU5EX01JU1NJTkcQARIeChpESUZGRVJFTkNFX0tJTkRfVU5FWFBFQ1RFRBACEhkKFURJRkZFUkVOQ0VfS0lORF9NT1ZFRBADEhkKFURJRkZFUkVOQ0VfS0lORF9UT09MUxAEEh0KGURJRkZFUkVOQ0VfS0lORF9GT1JCSURERU4QBRIZChVESUZGRVJFTkNFX0tJTkRfU1RBVEUQBhIZChVESUZGRVJFTkNFX0tJTkRfSU5QVVQQByqvAQoMR2F0ZU9wZXJhdG9yEh0KGUdBVEVfT1BFUkFUT1JfVU5TUEVDSUZJRUQQABIaChZHQVRFX09QRVJBVE9SX0FUX0xFQVNUEAESFwoTR0FURV9PUEVSQVRPUl9BQk9WRRACEhkKFUdBVEVfT1BFUkFUT1JfQVRfTU9TVBADEhcKE0dBVEVfT1BFUkFUT1JfQkVMT1cQBBIXChNHQVRFX09QRVJBVE9SX0VRVUFMEAUqtwEKCkNhc2VDaGFuZ2USGwoXQ0FTRV9DSEFOR0VfVU5TUEVDSUZJRUQQABIUChBDQVNFX0NIQU5HRV9TQU1FEAESFgoSQ0FTRV9DSEFOR0VfQkVUVEVSEAISFQoRQ0FTRV9DSEFOR0VfV09SU0UQAxIXChNDQVNFX0NIQU5HRV9SRU1PVkVEEAQSFQoRQ0FTRV9DSEFOR0VfQURERUQQBRIXChNDQVNFX0NIQU5HRV9VTkNMRUFSEAYqiQEKCkNoYW5nZUtpbmQSGwoXQ0hBTkdFX0tJTkRfVU5TUEVDSUZJRUQQABIVChFDSEFOR0VfS0lORF9BRERFRBABEhcKE0NIQU5HRV9LSU5EX1JFTU9WRUQQAhIVChFDSEFOR0VfS0lORF9NT1ZFRBADEhcKE0NIQU5HRV9LSU5EX0NIQU5HRUQQBEJZCgxkZXYuYm91Z2gudjFCD0V2YWxSZXN1bHRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A result, stored or given.
@@ -175,6 +177,14 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
    * @generated from field: bough.v1.EvalSuspects suspects = 14;
    */
   suspects?: EvalSuspects | undefined;
+
+  /**
+   * What each cell of the matrix came to, in their order: the last of EvalMatrix's fields varies fastest. Empty without a matrix, and until
+   * the evaluation has SUCCEEDED.
+   *
+   * @generated from field: repeated bough.v1.CellResult cells = 15;
+   */
+  cells: CellResult[];
 };
 
 /**
@@ -183,6 +193,64 @@ export type EvalResult = Message<"bough.v1.EvalResult"> & {
  */
 export const EvalResultSchema: GenMessage<EvalResult> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_result, 1);
+
+/**
+ * What a cell of a matrix came to.
+ *
+ * @generated from message bough.v1.CellResult
+ */
+export type CellResult = Message<"bough.v1.CellResult"> & {
+  /**
+   * The name of the cell, such as "model=small, instruction=2".
+   *
+   * @generated from field: string cell = 1;
+   */
+  cell: string;
+
+  /**
+   * The values by the names of EvalMatrix's fields; an instruction by its number, from 1.
+   *
+   * @generated from field: map<string, string> values = 2;
+   */
+  values: { [key: string]: string };
+
+  /**
+   * The revision of the changed agent's definition.
+   *
+   * @generated from field: string revision = 3;
+   */
+  revision: string;
+
+  /**
+   * The numbers over the cases of the cell, without `flaky_cases`, and with the means of the first 100 metrics by name.
+   *
+   * @generated from field: bough.v1.EvalTotals totals = 4;
+   */
+  totals?: EvalTotals | undefined;
+
+  /**
+   * Whether the cell passes more often than every other, beyond chance: by the exact one-sided test stratified by case, each comparison at
+   * 5 % divided by the number of cells. At most one cell is.
+   *
+   * @generated from field: bool best = 5;
+   */
+  best: boolean;
+
+  /**
+   * Of the first cell with the highest pass rate: the largest probability of its comparisons, times the number of cells, at most 1; it is
+   * `best` if that is at most 0.05. Absent of all others.
+   *
+   * @generated from field: optional double p_value = 6;
+   */
+  pValue?: number | undefined;
+};
+
+/**
+ * Describes the message bough.v1.CellResult.
+ * Use `create(CellResultSchema)` to create a new message.
+ */
+export const CellResultSchema: GenMessage<CellResult> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 2);
 
 /**
  * The cases of an evaluation that ran again: those that the baseline has too and of which a trial failed. They are chosen by the
@@ -218,6 +286,14 @@ export type EvalSuspects = Message<"bough.v1.EvalSuspects"> & {
    * @generated from field: string baseline_not_rerun_reason = 4;
    */
   baselineNotRerunReason: string;
+
+  /**
+   * EvalCase.id of each case that cannot run again because it is recorded, in the order of the set, whether a trial of it failed or not. The
+   * test of all cases compares those that the baseline has too by their planned trials.
+   *
+   * @generated from field: repeated string recorded_case_ids = 5;
+   */
+  recordedCaseIds: string[];
 };
 
 /**
@@ -225,11 +301,11 @@ export type EvalSuspects = Message<"bough.v1.EvalSuspects"> & {
  * Use `create(EvalSuspectsSchema)` to create a new message.
  */
 export const EvalSuspectsSchema: GenMessage<EvalSuspects> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 2);
+  messageDesc(file_bough_v1_eval_result, 3);
 
 /**
- * What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The code of tools and of metrics
- * is not in it, nor are the number of trials, the budget, and stored runs that were scored.
+ * What a result depended on, by content hash where it has a content. Opaque: compare, never parse. The number of trials, the budget, and
+ * stored runs that were scored are not in it.
  *
  * @generated from message bough.v1.EvalPins
  */
@@ -296,6 +372,14 @@ export type EvalPins = Message<"bough.v1.EvalPins"> & {
    * @generated from field: map<string, string> users = 9;
    */
   users: { [key: string]: string };
+
+  /**
+   * The hash of the sources of the project's Python modules that were loaded when the server started: the code of its agents, tools,
+   * functions and metrics. Empty without any, and in results from before it was there. A baseline of another hash does not run again.
+   *
+   * @generated from field: string code_digest = 10;
+   */
+  codeDigest: string;
 };
 
 /**
@@ -303,7 +387,7 @@ export type EvalPins = Message<"bough.v1.EvalPins"> & {
  * Use `create(EvalPinsSchema)` to create a new message.
  */
 export const EvalPinsSchema: GenMessage<EvalPins> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 3);
+  messageDesc(file_bough_v1_eval_result, 4);
 
 /**
  * An interval that holds the number that is estimated with a probability of `level`.
@@ -338,7 +422,7 @@ export type ConfidenceInterval = Message<"bough.v1.ConfidenceInterval"> & {
  * Use `create(ConfidenceIntervalSchema)` to create a new message.
  */
 export const ConfidenceIntervalSchema: GenMessage<ConfidenceInterval> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 4);
+  messageDesc(file_bough_v1_eval_result, 5);
 
 /**
  * Numbers over all cases of an evaluation.
@@ -347,7 +431,7 @@ export const ConfidenceIntervalSchema: GenMessage<ConfidenceInterval> = /*@__PUR
  */
 export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
   /**
-   * How many cases the set has.
+   * How many cases the set has; with a matrix, as many for each cell.
    *
    * @generated from field: int32 cases = 1;
    */
@@ -459,6 +543,13 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
    * @generated from field: bough.v1.Usage user_usage = 16;
    */
   userUsage?: Usage | undefined;
+
+  /**
+   * How many trials, fresh ones included, were run again after a crash.
+   *
+   * @generated from field: int32 retried_trials = 17;
+   */
+  retriedTrials: number;
 };
 
 /**
@@ -466,7 +557,7 @@ export type EvalTotals = Message<"bough.v1.EvalTotals"> & {
  * Use `create(EvalTotalsSchema)` to create a new message.
  */
 export const EvalTotalsSchema: GenMessage<EvalTotals> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 5);
+  messageDesc(file_bough_v1_eval_result, 6);
 
 /**
  * What is known about one case.
@@ -482,7 +573,7 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
   caseId: string;
 
   /**
-   * EvalCase.labels; empty for none, and in a result that was shortened to fit.
+   * EvalCase.labels, and with a matrix "bough/cell"; empty for none, and in a result that was shortened to fit.
    *
    * @generated from field: map<string, string> labels = 2;
    */
@@ -558,6 +649,20 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
    * @generated from field: bough.v1.SimulatedUser user = 12;
    */
   user?: SimulatedUser | undefined;
+
+  /**
+   * The faults of the case, and how often each was injected; empty until all trials are scored.
+   *
+   * @generated from field: repeated bough.v1.FaultSummary faults = 13;
+   */
+  faults: FaultSummary[];
+
+  /**
+   * CellResult.cell of the cell that the case was run in; empty without a matrix.
+   *
+   * @generated from field: string cell = 14;
+   */
+  cell: string;
 };
 
 /**
@@ -565,7 +670,42 @@ export type CaseResult = Message<"bough.v1.CaseResult"> & {
  * Use `create(CaseResultSchema)` to create a new message.
  */
 export const CaseResultSchema: GenMessage<CaseResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 6);
+  messageDesc(file_bough_v1_eval_result, 7);
+
+/**
+ * An attempt at a trial that crashed, after which the trial began anew.
+ *
+ * @generated from message bough.v1.CrashedAttempt
+ */
+export type CrashedAttempt = Message<"bough.v1.CrashedAttempt"> & {
+  /**
+   * Why it crashed, in a sentence.
+   *
+   * @generated from field: string reason = 1;
+   */
+  reason: string;
+
+  /**
+   * The runs, one for each turn that was run.
+   *
+   * @generated from field: repeated string run_ids = 2;
+   */
+  runIds: string[];
+
+  /**
+   * What they used.
+   *
+   * @generated from field: bough.v1.Usage usage = 3;
+   */
+  usage?: Usage | undefined;
+};
+
+/**
+ * Describes the message bough.v1.CrashedAttempt.
+ * Use `create(CrashedAttemptSchema)` to create a new message.
+ */
+export const CrashedAttemptSchema: GenMessage<CrashedAttempt> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 8);
 
 /**
  * What a trial of a case takes, in the mean over its trials. A number is absent if it is not known of every trial.
@@ -607,7 +747,7 @@ export type TrialMeans = Message<"bough.v1.TrialMeans"> & {
  * Use `create(TrialMeansSchema)` to create a new message.
  */
 export const TrialMeansSchema: GenMessage<TrialMeans> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 7);
+  messageDesc(file_bough_v1_eval_result, 9);
 
 /**
  * A mock of a case that answered no call.
@@ -642,7 +782,63 @@ export type UnusedMock = Message<"bough.v1.UnusedMock"> & {
  * Use `create(UnusedMockSchema)` to create a new message.
  */
 export const UnusedMockSchema: GenMessage<UnusedMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 8);
+  messageDesc(file_bough_v1_eval_result, 10);
+
+/**
+ * A fault of a case over its trials.
+ *
+ * @generated from message bough.v1.FaultSummary
+ */
+export type FaultSummary = Message<"bough.v1.FaultSummary"> & {
+  /**
+   * The number of the fault in EvalCase.faults, or in those of the set's defaults, from 0.
+   *
+   * @generated from field: int32 index = 1;
+   */
+  index: number;
+
+  /**
+   * The name of the tool or model that it concerns.
+   *
+   * @generated from field: string name = 2;
+   */
+  name: string;
+
+  /**
+   * Whether it concerns a model, not a tool.
+   *
+   * @generated from field: bool is_model = 3;
+   */
+  isModel: boolean;
+
+  /**
+   * How many calls of tools, or attempts of models, it was injected into.
+   *
+   * @generated from field: int64 injected = 4;
+   */
+  injected: bigint;
+
+  /**
+   * In how many trials that passed or failed it was injected.
+   *
+   * @generated from field: int32 trials = 5;
+   */
+  trials: number;
+
+  /**
+   * How many of `trials` passed.
+   *
+   * @generated from field: int32 passed = 6;
+   */
+  passed: number;
+};
+
+/**
+ * Describes the message bough.v1.FaultSummary.
+ * Use `create(FaultSummarySchema)` to create a new message.
+ */
+export const FaultSummarySchema: GenMessage<FaultSummary> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_result, 11);
 
 /**
  * One metric of a case over its trials.
@@ -691,7 +887,7 @@ export type MetricSummary = Message<"bough.v1.MetricSummary"> & {
  * Use `create(MetricSummarySchema)` to create a new message.
  */
 export const MetricSummarySchema: GenMessage<MetricSummary> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 9);
+  messageDesc(file_bough_v1_eval_result, 12);
 
 /**
  * How often a case passes, estimated from its trials.
@@ -721,7 +917,7 @@ export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
   passRate?: number | undefined;
 
   /**
-   * The Wilson interval of pass_rate, over distinct_trials; unset without trials.
+   * The Wilson interval of pass_rate as if it were that of distinct_trials; unset without trials.
    *
    * @generated from field: bough.v1.ConfidenceInterval pass_rate_interval = 4;
    */
@@ -756,18 +952,12 @@ export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
   flaky: boolean;
 
   /**
-   * For how many trials `trials` count in intervals and comparisons: those that share all of their judgments, and their verdict, are one.
+   * For how many trials `trials` count in intervals: those that share all of their judgments are one, and beside judged trials a crashed
+   * one, which has no judgment, is none. The test of regressions counts each trial.
    *
    * @generated from field: int32 distinct_trials = 9;
    */
   distinctTrials: number;
-
-  /**
-   * How many of `distinct_trials` passed.
-   *
-   * @generated from field: int32 distinct_passed = 10;
-   */
-  distinctPassed: number;
 };
 
 /**
@@ -775,7 +965,7 @@ export type PassStatistics = Message<"bough.v1.PassStatistics"> & {
  * Use `create(PassStatisticsSchema)` to create a new message.
  */
 export const PassStatisticsSchema: GenMessage<PassStatistics> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 10);
+  messageDesc(file_bough_v1_eval_result, 13);
 
 /**
  * One trial of a case: every turn, and the scores.
@@ -833,7 +1023,7 @@ export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
   scores: MetricScore[];
 
   /**
-   * What the runs of all turns used, judges and the simulated user left out.
+   * What the runs of all turns used, those of crashed attempts included, judges and the simulated user left out.
    *
    * @generated from field: bough.v1.Usage usage = 8;
    */
@@ -895,6 +1085,20 @@ export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
    * @generated from field: optional bool user_finished = 16;
    */
   userFinished?: boolean | undefined;
+
+  /**
+   * The faults of the case that were injected, by number. Empty in a result that was shortened to fit.
+   *
+   * @generated from field: repeated bough.v1.FaultCount injected_faults = 17;
+   */
+  injectedFaults: FaultCount[];
+
+  /**
+   * The attempts that crashed before the one that this is the result of, in order; empty if the trial was not run again.
+   *
+   * @generated from field: repeated bough.v1.CrashedAttempt crashed_attempts = 18;
+   */
+  crashedAttempts: CrashedAttempt[];
 };
 
 /**
@@ -902,7 +1106,7 @@ export type CaseTrialResult = Message<"bough.v1.CaseTrialResult"> & {
  * Use `create(CaseTrialResultSchema)` to create a new message.
  */
 export const CaseTrialResultSchema: GenMessage<CaseTrialResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 11);
+  messageDesc(file_bough_v1_eval_result, 14);
 
 /**
  * One turn of a trial.
@@ -979,7 +1183,7 @@ export type EvalTurnResult = Message<"bough.v1.EvalTurnResult"> & {
  * Use `create(EvalTurnResultSchema)` to create a new message.
  */
 export const EvalTurnResultSchema: GenMessage<EvalTurnResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 12);
+  messageDesc(file_bough_v1_eval_result, 15);
 
 /**
  * An agent of a result's tree.
@@ -1070,7 +1274,7 @@ export type EvalAgent = Message<"bough.v1.EvalAgent"> & {
  * Use `create(EvalAgentSchema)` to create a new message.
  */
 export const EvalAgentSchema: GenMessage<EvalAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 13);
+  messageDesc(file_bough_v1_eval_result, 16);
 
 /**
  * A step of an agent of a result's tree: one model call.
@@ -1098,7 +1302,7 @@ export type EvalStep = Message<"bough.v1.EvalStep"> & {
  * Use `create(EvalStepSchema)` to create a new message.
  */
 export const EvalStepSchema: GenMessage<EvalStep> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 14);
+  messageDesc(file_bough_v1_eval_result, 17);
 
 /**
  * A tool call of a result's tree.
@@ -1162,7 +1366,7 @@ export type EvalCall = Message<"bough.v1.EvalCall"> & {
  * Use `create(EvalCallSchema)` to create a new message.
  */
 export const EvalCallSchema: GenMessage<EvalCall> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 15);
+  messageDesc(file_bough_v1_eval_result, 18);
 
 /**
  * One metric of one trial.
@@ -1232,7 +1436,7 @@ export type MetricScore = Message<"bough.v1.MetricScore"> & {
  * Use `create(MetricScoreSchema)` to create a new message.
  */
 export const MetricScoreSchema: GenMessage<MetricScore> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 16);
+  messageDesc(file_bough_v1_eval_result, 19);
 
 /**
  * How a tree compares with the expected one.
@@ -1288,7 +1492,7 @@ export type TreeComparison = Message<"bough.v1.TreeComparison"> & {
  * Use `create(TreeComparisonSchema)` to create a new message.
  */
 export const TreeComparisonSchema: GenMessage<TreeComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 17);
+  messageDesc(file_bough_v1_eval_result, 20);
 
 /**
  * A difference between a tree and the expected one.
@@ -1344,7 +1548,7 @@ export type TreeDifference = Message<"bough.v1.TreeDifference"> & {
  * Use `create(TreeDifferenceSchema)` to create a new message.
  */
 export const TreeDifferenceSchema: GenMessage<TreeDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 18);
+  messageDesc(file_bough_v1_eval_result, 21);
 
 /**
  * What a judge said about a rubric.
@@ -1367,14 +1571,14 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
   sample: number;
 
   /**
-   * Whether the rubric holds; absent if the judge did not say.
+   * Whether the rubric holds; absent if the judge did not say, and of a rubric with a scale.
    *
    * @generated from field: optional bool holds = 3;
    */
   holds?: boolean | undefined;
 
   /**
-   * Why, in the judge's words, or why there is no judgment.
+   * Why, in the judge's words, or why there is no judgment; it may be cut.
    *
    * @generated from field: string reason = 4;
    */
@@ -1393,6 +1597,20 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
    * @generated from field: int32 turn = 6;
    */
   turn: number;
+
+  /**
+   * The configured name of the model that judged; empty in results of servers that had one judge for each metric.
+   *
+   * @generated from field: string model = 7;
+   */
+  model: string;
+
+  /**
+   * How far the rubric holds, from JudgeScale.min to JudgeScale.max; absent if the judge did not say, and of a rubric without a scale.
+   *
+   * @generated from field: optional int32 grade = 8;
+   */
+  grade?: number | undefined;
 };
 
 /**
@@ -1400,7 +1618,7 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
  * Use `create(JudgmentSchema)` to create a new message.
  */
 export const JudgmentSchema: GenMessage<Judgment> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 19);
+  messageDesc(file_bough_v1_eval_result, 22);
 
 /**
  * What a gate found. `gate` is its text, and the other fields are what the text means; EvaluateRequest.gates has the grammar.
@@ -1456,6 +1674,14 @@ export type GateResult = Message<"bough.v1.GateResult"> & {
    * @generated from field: string reason = 7;
    */
   reason: string;
+
+  /**
+   * The cell that the gate names, else the one that is farthest from holding it; empty without a matrix, and if the number is over all
+   * cells.
+   *
+   * @generated from field: string cell = 8;
+   */
+  cell: string;
 };
 
 /**
@@ -1463,7 +1689,7 @@ export type GateResult = Message<"bough.v1.GateResult"> & {
  * Use `create(GateResultSchema)` to create a new message.
  */
 export const GateResultSchema: GenMessage<GateResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 20);
+  messageDesc(file_bough_v1_eval_result, 23);
 
 /**
  * How a result, the candidate, differs from an earlier one, the baseline.
@@ -1472,7 +1698,7 @@ export const GateResultSchema: GenMessage<GateResult> = /*@__PURE__*/
  */
 export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
   /**
-   * What is not the same of what they depended on, in sentences: the set, agents, models, prices, judges, simulated users.
+   * What is not the same of what they depended on, in sentences: the set, agents, code, models, prices, judges, simulated users.
    *
    * @generated from field: repeated string pins_changed = 1;
    */
@@ -1571,8 +1797,8 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
   regressionTest?: RegressionTest | undefined;
 
   /**
-   * How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as cases of
-   * both have them.
+   * How numbers changed, with their intervals: of pass_rate, each metric's mean as "NAME.mean", cost, tokens and duration, as far as
+   * cases of both have them.
    *
    * @generated from field: repeated bough.v1.EstimatedChange changes = 15;
    */
@@ -1584,12 +1810,13 @@ export type EvalComparison = Message<"bough.v1.EvalComparison"> & {
  * Use `create(EvalComparisonSchema)` to create a new message.
  */
 export const EvalComparisonSchema: GenMessage<EvalComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 21);
+  messageDesc(file_bough_v1_eval_result, 24);
 
 /**
  * An exact test of whether the cases pass less often than in the baseline, all together: one-sided, stratified by case, given how many
  * trials of each case passed on both sides. With suspects it is over their fresh trials, against the baseline's fresh ones or, without
- * such, against the baseline's trials; else over all trials of the cases that both have.
+ * such, against the baseline's trials, and over the planned trials of recorded cases. Else, and against a baseline whose cases the suspects
+ * were not chosen among, it is over all planned trials of the cases that both have.
  *
  * @generated from message bough.v1.RegressionTest
  */
@@ -1649,7 +1876,7 @@ export type RegressionTest = Message<"bough.v1.RegressionTest"> & {
  * Use `create(RegressionTestSchema)` to create a new message.
  */
 export const RegressionTestSchema: GenMessage<RegressionTest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 22);
+  messageDesc(file_bough_v1_eval_result, 25);
 
 /**
  * How many trials passed.
@@ -1677,7 +1904,7 @@ export type PassCounts = Message<"bough.v1.PassCounts"> & {
  * Use `create(PassCountsSchema)` to create a new message.
  */
 export const PassCountsSchema: GenMessage<PassCounts> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 23);
+  messageDesc(file_bough_v1_eval_result, 26);
 
 /**
  * How a number changed from the baseline to the candidate: the mean over the cases of each one's difference. Its interval is from
@@ -1702,7 +1929,7 @@ export type EstimatedChange = Message<"bough.v1.EstimatedChange"> & {
   value: number;
 
   /**
-   * The interval of `value`; unset of a cost, tokens or a duration that only one case has.
+   * The interval of `value`; unset of a cost, tokens, a duration, or a metric with means outside of 0 to 1, that only one case has.
    *
    * @generated from field: bough.v1.ConfidenceInterval interval = 3;
    */
@@ -1721,7 +1948,7 @@ export type EstimatedChange = Message<"bough.v1.EstimatedChange"> & {
  * Use `create(EstimatedChangeSchema)` to create a new message.
  */
 export const EstimatedChangeSchema: GenMessage<EstimatedChange> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 24);
+  messageDesc(file_bough_v1_eval_result, 27);
 
 /**
  * How one case differs between two results.
@@ -1802,7 +2029,7 @@ export type CaseComparison = Message<"bough.v1.CaseComparison"> & {
 
   /**
    * The probability of a difference so large in that direction, by this case alone and before Holm's correction; absent if the case
-   * cannot be compared.
+   * cannot be compared, and of a case that is no suspect among those of which suspects were chosen.
    *
    * @generated from field: optional double p_value = 11;
    */
@@ -1821,7 +2048,7 @@ export type CaseComparison = Message<"bough.v1.CaseComparison"> & {
  * Use `create(CaseComparisonSchema)` to create a new message.
  */
 export const CaseComparisonSchema: GenMessage<CaseComparison> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 25);
+  messageDesc(file_bough_v1_eval_result, 28);
 
 /**
  * How the record of a run, `after`, differs from another one, `before`.
@@ -1891,7 +2118,7 @@ export type InvocationDiff = Message<"bough.v1.InvocationDiff"> & {
  * Use `create(InvocationDiffSchema)` to create a new message.
  */
 export const InvocationDiffSchema: GenMessage<InvocationDiff> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 26);
+  messageDesc(file_bough_v1_eval_result, 29);
 
 /**
  * An agent that only one of two records has, or that another agent called.
@@ -1954,7 +2181,7 @@ export type AgentDifference = Message<"bough.v1.AgentDifference"> & {
  * Use `create(AgentDifferenceSchema)` to create a new message.
  */
 export const AgentDifferenceSchema: GenMessage<AgentDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 27);
+  messageDesc(file_bough_v1_eval_result, 30);
 
 /**
  * A difference between the tool calls of an agent in two records.
@@ -2010,7 +2237,7 @@ export type CallDifference = Message<"bough.v1.CallDifference"> & {
  * Use `create(CallDifferenceSchema)` to create a new message.
  */
 export const CallDifferenceSchema: GenMessage<CallDifference> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_result, 28);
+  messageDesc(file_bough_v1_eval_result, 31);
 
 /**
  * Whether something that is expected holds: of a score, a trial, a case, a gate, or an evaluation as a whole. The field says what it

@@ -34,7 +34,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/eval_set.proto.
  */
 export const file_bough_v1_eval_set: GenFile = /*@__PURE__*/
-  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEiiAEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlIoEBCgxFdmFsRGVmYXVsdHMSEwoGdHJpYWxzGAEgASgFSACIAQESJQoHbWV0cmljcxgCIAMoCzIULmJvdWdoLnYxLkV2YWxNZXRyaWMSKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkIJCgdfdHJpYWxzItQDCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJQoEdXNlchgMIAEoCzIXLmJvdWdoLnYxLlNpbXVsYXRlZFVzZXIaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfdHJpYWxzItoBCg1TaW11bGF0ZWRVc2VyEg8KB3BlcnNvbmEYASABKAkSDAoEZ29hbBgCIAEoCRIMCgRwbGFuGAMgASgJEg0KBW1vZGVsGAQgASgJEhYKCW1heF90dXJucxgFIAEoBUgAiAEBEhEKCXN0b3Bfd2hlbhgGIAEoCRIpCgZleHBlY3QYByABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SKQoIc2V0dGluZ3MYCCABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzQgwKCl9tYXhfdHVybnMinwEKCEV2YWxUdXJuEgwKBHVzZXIYASABKAkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEikKBmV4cGVjdBgDIAEoCzIZLmJvdWdoLnYxLkV2YWxFeHBlY3RhdGlvbhIsCghyZWNvcmRlZBgEIAEoCzIaLmJvdWdoLnYxLkludm9jYXRpb25Tb3VyY2USCgoCaWQYBSABKAkirwEKD0V2YWxFeHBlY3RhdGlvbhIoCgZhbnN3ZXIYASABKAsyGC5ib3VnaC52MS5FeHBlY3RlZEFuc3dlchIlCgV0b29scxgCIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBInCgZhZ2VudHMYAyADKAsyFy5ib3VnaC52MS5FeHBlY3RlZEFnZW50EiIKA3J1bhgEIAEoCzIVLmJvdWdoLnYxLkV4cGVjdGVkUnVuIvABCgtFeHBlY3RlZFJ1bhInCgVzdGF0ZRgBIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiUKBnJlYXNvbhgCIAEoDjIVLmJvdWdoLnYxLkVycm9yUmVhc29uEjMKDXNlc3Npb25fc3RhdGUYAyADKAsyHC5ib3VnaC52MS5FeHBlY3RlZFN0YXRlVmFsdWUSKwoIaGFuZG9mZnMYBCADKAsyGS5ib3VnaC52MS5FeHBlY3RlZEhhbmRvZmYSLwoNaGFuZG9mZnNfbW9kZRgFIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlIl8KEkV4cGVjdGVkU3RhdGVWYWx1ZRIMCgRwYXRoGAEgASgJEisKC3ZhbHVlX21hdGNoGAIgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEg4KBmFic2VudBgDIAEoCCI3Cg9FeHBlY3RlZEhhbmRvZmYSEgoKZnJvbV9hZ2VudBgBIAEoCRIQCgh0b19hZ2VudBgCIAEoCSL8AQoORXhwZWN0ZWRBbnN3ZXISEgoFZXhhY3QYASABKAlIAIgBARIQCghjb250YWlucxgCIAMoCRIQCghleGNsdWRlcxgDIAMoCRINCgVyZWdleBgEIAEoCRIkCgRqc29uGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhMKC2lnbm9yZV9jYXNlGAYgASgIEhsKDm1pbl9jaGFyYWN0ZXJzGAcgASgFSAGIAQESGwoObWF4X2NoYXJhY3RlcnMYCCABKAVIAogBAUIICgZfZXhhY3RCEQoPX21pbl9jaGFyYWN0ZXJzQhEKD19tYXhfY2hhcmFjdGVycyKaAQoMVmFsdWVNYXRjaGVyEhUKC2VxdWFsc19qc29uGAEgASgJSAASFQoLc3Vic2V0X2pzb24YAiABKAlIABIPCgVyZWdleBgDIAEoCUgAEhUKC3NjaGVtYV9qc29uGAQgASgJSAASDgoGaWdub3JlGAUgAygJEhgKEG51bWJlcl90b2xlcmFuY2UYBiABKAFCCgoIZXhwZWN0ZWQi/wEKDEV4cGVjdGVkVG9vbBIMCgRuYW1lGAEgASgJEhYKDmFyZ3VtZW50c19qc29uGAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtyZXN1bHRfanNvbhgEIAEoCRIsCgxyZXN1bHRfbWF0Y2gYBSABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoKbmFtZV9yZWdleBgGIAEoCRIQCgNudGgYByABKAVIAIgBARInCgVzdGF0ZRgIIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlQgYKBF9udGgiQAoKRXZhbFJlcGVhdBIQCgNtaW4YASABKAVIAIgBARIQCgNtYXgYAiABKAVIAYgBAUIGCgRfbWluQgYKBF9tYXgilwMKDUV4cGVjdGVkQWdlbnQSDAoEbmFtZRgBIAEoCRIQCghvcHRpb25hbBgCIAEoCBIkCgZyZXBlYXQYAyABKAsyFC5ib3VnaC52MS5FdmFsUmVwZWF0EikKCGNoaWxkcmVuGAQgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIrCg5jaGlsZHJlbl9vcmRlchgFIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIqCgVleHRyYRgGIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5EhEKCWZvcmJpZGRlbhgHIAMoCRIlCgV0b29scxgIIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbBIsCgp0b29sc19tb2RlGAkgASgOMhguYm91Z2gudjEuVHJhamVjdG9yeU1vZGUSJwoFc3RhdGUYCiABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIrCgtpbnB1dF9tYXRjaBgLIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlciJcCgpFdmFsT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIWCg5hZnRlcl9zZXF1ZW5jZRgCIAEoAxImCgdjaGFuZ2VzGAMgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMigwEKCVRvb2xNb2NrcxIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xNb2NrEg4KBnJ1bl9pZBgCIAEoCRITCgZzdHJpY3QYAyABKAhIAIgBARIjCgZhZ2VudHMYBCADKAsyEy5ib3VnaC52MS5BZ2VudE1vY2tCCQoHX3N0cmljdCLcAQoJQWdlbnRNb2NrEg0KBWFnZW50GAEgASgJEg4KBmNhbGxlchgCIAEoCRIrCgtpbnB1dF9tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchISCgV0aW1lcxgEIAEoBUgBiAEBEiQKB21lc3NhZ2UYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlSAASJQoFZXJyb3IYBiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9ySAASDgoEdGV4dBgHIAEoCUgAQggKBmFuc3dlckIICgZfdGltZXMiwQEKCFRvb2xNb2NrEgwKBG5hbWUYASABKAkSDQoFYWdlbnQYAiABKAkSLwoPYXJndW1lbnRzX21hdGNoGAMgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhUKC3Jlc3VsdF9qc29uGAQgASgJSAASKAoHb3V0Y29tZRgFIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lSAASEgoFdGltZXMYBiABKAVIAYgBAUIICgZhbnN3ZXJCCAoGX3RpbWVzIscBCgpFdmFsQW5zd2VyEg0KBWFnZW50GAEgASgJEg4KBHRvb2wYAiABKAlIABISCghxdWVzdGlvbhgDIAEoCUgAEi4KCGFwcHJvdmFsGAQgASgLMhouYm91Z2gudjEuQXBwcm92YWxEZWNpc2lvbkgBEhQKCnZhbHVlX2pzb24YBSABKAlIARItCgx0b29sX291dGNvbWUYBiABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgBQgcKBWFib3V0QggKBmFuc3dlciKLBAoKRXZhbE1ldHJpYxIMCgRuYW1lGAEgASgJEhYKCXRocmVzaG9sZBgCIAEoAUgBiAEBEjsKEGFnZW50X3RyYWplY3RvcnkYAyABKAsyHy5ib3VnaC52MS5BZ2VudFRyYWplY3RvcnlNZXRyaWNIABI5Cg90b29sX3RyYWplY3RvcnkYBCABKAsyHi5ib3VnaC52MS5Ub29sVHJhamVjdG9yeU1ldHJpY0gAEjcKDmZpbmFsX3Jlc3BvbnNlGAUgASgLMh0uYm91Z2gudjEuRmluYWxSZXNwb25zZU1ldHJpY0gAEigKBmJ1ZGdldBgGIAEoCzIWLmJvdWdoLnYxLkJ1ZGdldE1ldHJpY0gAEi0KCWxsbV9qdWRnZRgHIAEoCzIYLmJvdWdoLnYxLkxsbUp1ZGdlTWV0cmljSAASKAoGY3VzdG9tGAggASgLMhYuYm91Z2gudjEuQ3VzdG9tTWV0cmljSAASMQoLcnVuX291dGNvbWUYCSABKAsyGi5ib3VnaC52MS5SdW5PdXRjb21lTWV0cmljSAASKAoHcm91Z2VfMRgKIAEoCzIVLmJvdWdoLnYxLlJvdWdlTWV0cmljSAASMAoKc2ltaWxhcml0eRgLIAEoCzIaLmJvdWdoLnYxLlNpbWlsYXJpdHlNZXRyaWNIAEIGCgRraW5kQgwKCl90aHJlc2hvbGQiEgoQUnVuT3V0Y29tZU1ldHJpYyIwCgpBZ2VudEtpbmRzEiIKBWtpbmRzGAEgAygOMhMuYm91Z2gudjEuQWdlbnRLaW5kIp4BChVBZ2VudFRyYWplY3RvcnlNZXRyaWMSKQoLdHJhbnNwYXJlbnQYASABKAsyFC5ib3VnaC52MS5BZ2VudEtpbmRzEigKC3Jvb3RzX29yZGVyGAIgASgOMhMuYm91Z2gudjEuRXZhbE9yZGVyEjAKC2V4dHJhX3Jvb3RzGAMgASgOMhsuYm91Z2gudjEuRXh0cmFBZ2VudHNQb2xpY3kidAoUVG9vbFRyYWplY3RvcnlNZXRyaWMSJgoEbW9kZRgBIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEg0KBWFnZW50GAIgASgJEiUKBXRvb2xzGAMgAygLMhYuYm91Z2gudjEuRXhwZWN0ZWRUb29sIk4KE0ZpbmFsUmVzcG9uc2VNZXRyaWMSDQoFYWdlbnQYASABKAkSKAoGYW5zd2VyGAIgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXIiIAoLUm91Z2VNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIiUKEFNpbWlsYXJpdHlNZXRyaWMSEQoJcmVmZXJlbmNlGAEgASgJIl8KDEJ1ZGdldE1ldHJpYxINCgVhZ2VudBgBIAEoCRIgCgZsaW1pdHMYAiABKAsyEC5ib3VnaC52MS5MaW1pdHMSEwoGZXJyb3JzGAMgASgFSACIAQFCCQoHX2Vycm9ycyInCgtKdWRnZVJ1YnJpYxIKCgJpZBgBIAEoCRIMCgR0ZXh0GAIgASgJIrUBCg5MbG1KdWRnZU1ldHJpYxINCgVtb2RlbBgBIAEoCRImCgdydWJyaWNzGAIgAygLMhUuYm91Z2gudjEuSnVkZ2VSdWJyaWMSEAoIdGVtcGxhdGUYAyABKAkSFAoHc2FtcGxlcxgEIAEoBUgAiAEBEikKCHNldHRpbmdzGAUgASgLMhcuYm91Z2gudjEuTW9kZWxTZXR0aW5ncxINCgVmcmVzaBgGIAEoCEIKCghfc2FtcGxlcyIxCgxDdXN0b21NZXRyaWMSDAoEbmFtZRgBIAEoCRITCgtjb25maWdfanNvbhgCIAEoCSpZCglFdmFsT3JkZXISGgoWRVZBTF9PUkRFUl9VTlNQRUNJRklFRBAAEhgKFEVWQUxfT1JERVJfVU5PUkRFUkVEEAESFgoSRVZBTF9PUkRFUl9PUkRFUkVEEAIqdwoRRXh0cmFBZ2VudHNQb2xpY3kSIwofRVhUUkFfQUdFTlRTX1BPTElDWV9VTlNQRUNJRklFRBAAEh4KGkVYVFJBX0FHRU5UU19QT0xJQ1lfUkVGVVNFEAESHQoZRVhUUkFfQUdFTlRTX1BPTElDWV9BTExPVxACKsMBCg5UcmFqZWN0b3J5TW9kZRIfChtUUkFKRUNUT1JZX01PREVfVU5TUEVDSUZJRUQQABIZChVUUkFKRUNUT1JZX01PREVfRVhBQ1QQARIcChhUUkFKRUNUT1JZX01PREVfSU5fT1JERVIQAhIdChlUUkFKRUNUT1JZX01PREVfQU5ZX09SREVSEAMSHAoYVFJBSkVDVE9SWV9NT0RFX1NVUEVSU0VUEAQSGgoWVFJBSkVDVE9SWV9NT0RFX1NVQlNFVBAFQlYKDGRldi5ib3VnaC52MUIMRXZhbFNldFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
+  fileDesc("Chdib3VnaC92MS9ldmFsX3NldC5wcm90bxIIYm91Z2gudjEirgEKB0V2YWxTZXQSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRIoCghkZWZhdWx0cxgEIAEoCzIWLmJvdWdoLnYxLkV2YWxEZWZhdWx0cxIhCgVjYXNlcxgFIAMoCzISLmJvdWdoLnYxLkV2YWxDYXNlEiQKBm1hdHJpeBgGIAEoCzIULmJvdWdoLnYxLkV2YWxNYXRyaXgiVAoKRXZhbE1hdHJpeBINCgVhZ2VudBgBIAEoCRINCgVtb2RlbBgCIAMoCRITCgtpbnN0cnVjdGlvbhgDIAMoCRITCgt0ZW1wZXJhdHVyZRgEIAMoASLUAQoMRXZhbERlZmF1bHRzEhMKBnRyaWFscxgBIAEoBUgAiAEBEiUKB21ldHJpY3MYAiADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEioKB3RpbWVvdXQYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGgoNcmV0cnlfY3Jhc2hlZBgEIAEoBUgBiAEBEiMKBmZhdWx0cxgFIAMoCzITLmJvdWdoLnYxLkV2YWxGYXVsdEIJCgdfdHJpYWxzQhAKDl9yZXRyeV9jcmFzaGVkIvkDCghFdmFsQ2FzZRIKCgJpZBgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZsYWJlbHMYAyADKAsyHi5ib3VnaC52MS5FdmFsQ2FzZS5MYWJlbHNFbnRyeRIhCgV0dXJucxgEIAMoCzISLmJvdWdoLnYxLkV2YWxUdXJuEhoKEnNlc3Npb25fc3RhdGVfanNvbhgFIAEoCRIkCgZvcmlnaW4YBiABKAsyFC5ib3VnaC52MS5FdmFsT3JpZ2luEiIKBW1vY2tzGAcgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEiUKB2Fuc3dlcnMYCCADKAsyFC5ib3VnaC52MS5FdmFsQW5zd2VyEiUKB21ldHJpY3MYCSADKAsyFC5ib3VnaC52MS5FdmFsTWV0cmljEhMKBnRyaWFscxgKIAEoBUgAiAEBEioKB3RpbWVvdXQYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJQoEdXNlchgMIAEoCzIXLmJvdWdoLnYxLlNpbXVsYXRlZFVzZXISIwoGZmF1bHRzGA0gAygLMhMuYm91Z2gudjEuRXZhbEZhdWx0Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAFCCQoHX3RyaWFscyLaAQoNU2ltdWxhdGVkVXNlchIPCgdwZXJzb25hGAEgASgJEgwKBGdvYWwYAiABKAkSDAoEcGxhbhgDIAEoCRINCgVtb2RlbBgEIAEoCRIWCgltYXhfdHVybnMYBSABKAVIAIgBARIRCglzdG9wX3doZW4YBiABKAkSKQoGZXhwZWN0GAcgASgLMhkuYm91Z2gudjEuRXZhbEV4cGVjdGF0aW9uEikKCHNldHRpbmdzGAggASgLMhcuYm91Z2gudjEuTW9kZWxTZXR0aW5nc0IMCgpfbWF4X3R1cm5zIp8BCghFdmFsVHVybhIMCgR1c2VyGAEgASgJEiAKBWlucHV0GAIgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIpCgZleHBlY3QYAyABKAsyGS5ib3VnaC52MS5FdmFsRXhwZWN0YXRpb24SLAoIcmVjb3JkZWQYBCABKAsyGi5ib3VnaC52MS5JbnZvY2F0aW9uU291cmNlEgoKAmlkGAUgASgJIq8BCg9FdmFsRXhwZWN0YXRpb24SKAoGYW5zd2VyGAEgASgLMhguYm91Z2gudjEuRXhwZWN0ZWRBbnN3ZXISJQoFdG9vbHMYAiADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSJwoGYWdlbnRzGAMgAygLMhcuYm91Z2gudjEuRXhwZWN0ZWRBZ2VudBIiCgNydW4YBCABKAsyFS5ib3VnaC52MS5FeHBlY3RlZFJ1biLwAQoLRXhwZWN0ZWRSdW4SJwoFc3RhdGUYASABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIlCgZyZWFzb24YAiABKA4yFS5ib3VnaC52MS5FcnJvclJlYXNvbhIzCg1zZXNzaW9uX3N0YXRlGAMgAygLMhwuYm91Z2gudjEuRXhwZWN0ZWRTdGF0ZVZhbHVlEisKCGhhbmRvZmZzGAQgAygLMhkuYm91Z2gudjEuRXhwZWN0ZWRIYW5kb2ZmEi8KDWhhbmRvZmZzX21vZGUYBSABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZSJfChJFeHBlY3RlZFN0YXRlVmFsdWUSDAoEcGF0aBgBIAEoCRIrCgt2YWx1ZV9tYXRjaBgCIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIOCgZhYnNlbnQYAyABKAgiNwoPRXhwZWN0ZWRIYW5kb2ZmEhIKCmZyb21fYWdlbnQYASABKAkSEAoIdG9fYWdlbnQYAiABKAki/AEKDkV4cGVjdGVkQW5zd2VyEhIKBWV4YWN0GAEgASgJSACIAQESEAoIY29udGFpbnMYAiADKAkSEAoIZXhjbHVkZXMYAyADKAkSDQoFcmVnZXgYBCABKAkSJAoEanNvbhgFIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchITCgtpZ25vcmVfY2FzZRgGIAEoCBIbCg5taW5fY2hhcmFjdGVycxgHIAEoBUgBiAEBEhsKDm1heF9jaGFyYWN0ZXJzGAggASgFSAKIAQFCCAoGX2V4YWN0QhEKD19taW5fY2hhcmFjdGVyc0IRCg9fbWF4X2NoYXJhY3RlcnMimgEKDFZhbHVlTWF0Y2hlchIVCgtlcXVhbHNfanNvbhgBIAEoCUgAEhUKC3N1YnNldF9qc29uGAIgASgJSAASDwoFcmVnZXgYAyABKAlIABIVCgtzY2hlbWFfanNvbhgEIAEoCUgAEg4KBmlnbm9yZRgFIAMoCRIYChBudW1iZXJfdG9sZXJhbmNlGAYgASgBQgoKCGV4cGVjdGVkIv8BCgxFeHBlY3RlZFRvb2wSDAoEbmFtZRgBIAEoCRIWCg5hcmd1bWVudHNfanNvbhgCIAEoCRIvCg9hcmd1bWVudHNfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEwoLcmVzdWx0X2pzb24YBCABKAkSLAoMcmVzdWx0X21hdGNoGAUgASgLMhYuYm91Z2gudjEuVmFsdWVNYXRjaGVyEhIKCm5hbWVfcmVnZXgYBiABKAkSEAoDbnRoGAcgASgFSACIAQESJwoFc3RhdGUYCCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZUIGCgRfbnRoIkAKCkV2YWxSZXBlYXQSEAoDbWluGAEgASgFSACIAQESEAoDbWF4GAIgASgFSAGIAQFCBgoEX21pbkIGCgRfbWF4IpcDCg1FeHBlY3RlZEFnZW50EgwKBG5hbWUYASABKAkSEAoIb3B0aW9uYWwYAiABKAgSJAoGcmVwZWF0GAMgASgLMhQuYm91Z2gudjEuRXZhbFJlcGVhdBIpCghjaGlsZHJlbhgEIAMoCzIXLmJvdWdoLnYxLkV4cGVjdGVkQWdlbnQSKwoOY2hpbGRyZW5fb3JkZXIYBSABKA4yEy5ib3VnaC52MS5FdmFsT3JkZXISKgoFZXh0cmEYBiABKA4yGy5ib3VnaC52MS5FeHRyYUFnZW50c1BvbGljeRIRCglmb3JiaWRkZW4YByADKAkSJQoFdG9vbHMYCCADKAsyFi5ib3VnaC52MS5FeHBlY3RlZFRvb2wSLAoKdG9vbHNfbW9kZRgJIAEoDjIYLmJvdWdoLnYxLlRyYWplY3RvcnlNb2RlEicKBXN0YXRlGAogASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSKwoLaW5wdXRfbWF0Y2gYCyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXIiXAoKRXZhbE9yaWdpbhIOCgZydW5faWQYASABKAkSFgoOYWZ0ZXJfc2VxdWVuY2UYAiABKAMSJgoHY2hhbmdlcxgDIAEoCzIVLmJvdWdoLnYxLkZvcmtDaGFuZ2VzIrwBCglUb29sTW9ja3MSIQoFdG9vbHMYASADKAsyEi5ib3VnaC52MS5Ub29sTW9jaxIOCgZydW5faWQYAiABKAkSEwoGc3RyaWN0GAMgASgISACIAQESIwoGYWdlbnRzGAQgAygLMhMuYm91Z2gudjEuQWdlbnRNb2NrEiMKBmZhdWx0cxgFIAMoCzITLmJvdWdoLnYxLkV2YWxGYXVsdBISCgpmYXVsdF9zZWVkGAYgASgJQgkKB19zdHJpY3QixgEKCUV2YWxGYXVsdBIOCgR0b29sGAEgASgJSAASDwoFbW9kZWwYAiABKAlIABINCgVhZ2VudBgDIAEoCRINCgVzaGFyZRgEIAEoARIkCgRmYWlsGAUgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgBEioKBWRlbGF5GAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSAESFQoLYW5zd2VyX2pzb24YByABKAlIAUIICgZ0YXJnZXRCBwoFZmF1bHQi3AEKCUFnZW50TW9jaxINCgVhZ2VudBgBIAEoCRIOCgZjYWxsZXIYAiABKAkSKwoLaW5wdXRfbWF0Y2gYAyABKAsyFi5ib3VnaC52MS5WYWx1ZU1hdGNoZXISEgoFdGltZXMYBCABKAVIAYgBARIkCgdtZXNzYWdlGAUgASgLMhEuYm91Z2gudjEuTWVzc2FnZUgAEiUKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgAEg4KBHRleHQYByABKAlIAEIICgZhbnN3ZXJCCAoGX3RpbWVzIsEBCghUb29sTW9jaxIMCgRuYW1lGAEgASgJEg0KBWFnZW50GAIgASgJEi8KD2FyZ3VtZW50c19tYXRjaBgDIAEoCzIWLmJvdWdoLnYxLlZhbHVlTWF0Y2hlchIVCgtyZXN1bHRfanNvbhgEIAEoCUgAEigKB291dGNvbWUYBSABKAsyFS5ib3VnaC52MS5Ub29sT3V0Y29tZUgAEhIKBXRpbWVzGAYgASgFSAGIAQFCCAoGYW5zd2VyQggKBl90aW1lcyLHAQoKRXZhbEFuc3dlchINCgVhZ2VudBgBIAEoCRIOCgR0b29sGAIgASgJSAASEgoIcXVlc3Rpb24YAyABKAlIABIuCghhcHByb3ZhbBgEIAEoCzIaLmJvdWdoLnYxLkFwcHJvdmFsRGVjaXNpb25IARIUCgp2YWx1ZV9qc29uGAUgASgJSAESLQoMdG9vbF9vdXRjb21lGAYgASgLMhUuYm91Z2gudjEuVG9vbE91dGNvbWVIAUIHCgVhYm91dEIICgZhbnN3ZXIiiwQKCkV2YWxNZXRyaWMSDAoEbmFtZRgBIAEoCRIWCgl0aHJlc2hvbGQYAiABKAFIAYgBARI7ChBhZ2VudF90cmFqZWN0b3J5GAMgASgLMh8uYm91Z2gudjEuQWdlbnRUcmFqZWN0b3J5TWV0cmljSAASOQoPdG9vbF90cmFqZWN0b3J5GAQgASgLMh4uYm91Z2gudjEuVG9vbFRyYWplY3RvcnlNZXRyaWNIABI3Cg5maW5hbF9yZXNwb25zZRgFIAEoCzIdLmJvdWdoLnYxLkZpbmFsUmVzcG9uc2VNZXRyaWNIABIoCgZidWRnZXQYBiABKAsyFi5ib3VnaC52MS5CdWRnZXRNZXRyaWNIABItCglsbG1fanVkZ2UYByABKAsyGC5ib3VnaC52MS5MbG1KdWRnZU1ldHJpY0gAEigKBmN1c3RvbRgIIAEoCzIWLmJvdWdoLnYxLkN1c3RvbU1ldHJpY0gAEjEKC3J1bl9vdXRjb21lGAkgASgLMhouYm91Z2gudjEuUnVuT3V0Y29tZU1ldHJpY0gAEigKB3JvdWdlXzEYCiABKAsyFS5ib3VnaC52MS5Sb3VnZU1ldHJpY0gAEjAKCnNpbWlsYXJpdHkYCyABKAsyGi5ib3VnaC52MS5TaW1pbGFyaXR5TWV0cmljSABCBgoEa2luZEIMCgpfdGhyZXNob2xkIhIKEFJ1bk91dGNvbWVNZXRyaWMiMAoKQWdlbnRLaW5kcxIiCgVraW5kcxgBIAMoDjITLmJvdWdoLnYxLkFnZW50S2luZCKeAQoVQWdlbnRUcmFqZWN0b3J5TWV0cmljEikKC3RyYW5zcGFyZW50GAEgASgLMhQuYm91Z2gudjEuQWdlbnRLaW5kcxIoCgtyb290c19vcmRlchgCIAEoDjITLmJvdWdoLnYxLkV2YWxPcmRlchIwCgtleHRyYV9yb290cxgDIAEoDjIbLmJvdWdoLnYxLkV4dHJhQWdlbnRzUG9saWN5InQKFFRvb2xUcmFqZWN0b3J5TWV0cmljEiYKBG1vZGUYASABKA4yGC5ib3VnaC52MS5UcmFqZWN0b3J5TW9kZRINCgVhZ2VudBgCIAEoCRIlCgV0b29scxgDIAMoCzIWLmJvdWdoLnYxLkV4cGVjdGVkVG9vbCJOChNGaW5hbFJlc3BvbnNlTWV0cmljEg0KBWFnZW50GAEgASgJEigKBmFuc3dlchgCIAEoCzIYLmJvdWdoLnYxLkV4cGVjdGVkQW5zd2VyIiAKC1JvdWdlTWV0cmljEhEKCXJlZmVyZW5jZRgBIAEoCSIlChBTaW1pbGFyaXR5TWV0cmljEhEKCXJlZmVyZW5jZRgBIAEoCSJfCgxCdWRnZXRNZXRyaWMSDQoFYWdlbnQYASABKAkSIAoGbGltaXRzGAIgASgLMhAuYm91Z2gudjEuTGltaXRzEhMKBmVycm9ycxgDIAEoBUgAiAEBQgkKB19lcnJvcnMiQAoKSnVkZ2VTY2FsZRIQCgNtaW4YASABKAVIAIgBARIQCgNtYXgYAiABKAVIAYgBAUIGCgRfbWluQgYKBF9tYXgicgoLSnVkZ2VSdWJyaWMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCRIkCgVyZWFkeRgDIAEoDjIVLmJvdWdoLnYxLlJlYWR5UnVicmljEiMKBXNjYWxlGAQgASgLMhQuYm91Z2gudjEuSnVkZ2VTY2FsZSLFAQoOTGxtSnVkZ2VNZXRyaWMSDQoFbW9kZWwYASABKAkSJgoHcnVicmljcxgCIAMoCzIVLmJvdWdoLnYxLkp1ZGdlUnVicmljEhAKCHRlbXBsYXRlGAMgASgJEhQKB3NhbXBsZXMYBCABKAVIAIgBARIpCghzZXR0aW5ncxgFIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSDQoFZnJlc2gYBiABKAgSDgoGbW9kZWxzGAcgAygJQgoKCF9zYW1wbGVzIjEKDEN1c3RvbU1ldHJpYxIMCgRuYW1lGAEgASgJEhMKC2NvbmZpZ19qc29uGAIgASgJKlkKCUV2YWxPcmRlchIaChZFVkFMX09SREVSX1VOU1BFQ0lGSUVEEAASGAoURVZBTF9PUkRFUl9VTk9SREVSRUQQARIWChJFVkFMX09SREVSX09SREVSRUQQAip3ChFFeHRyYUFnZW50c1BvbGljeRIjCh9FWFRSQV9BR0VOVFNfUE9MSUNZX1VOU1BFQ0lGSUVEEAASHgoaRVhUUkFfQUdFTlRTX1BPTElDWV9SRUZVU0UQARIdChlFWFRSQV9BR0VOVFNfUE9MSUNZX0FMTE9XEAIqwwEKDlRyYWplY3RvcnlNb2RlEh8KG1RSQUpFQ1RPUllfTU9ERV9VTlNQRUNJRklFRBAAEhkKFVRSQUpFQ1RPUllfTU9ERV9FWEFDVBABEhwKGFRSQUpFQ1RPUllfTU9ERV9JTl9PUkRFUhACEh0KGVRSQUpFQ1RPUllfTU9ERV9BTllfT1JERVIQAxIcChhUUkFKRUNUT1JZX01PREVfU1VQRVJTRVQQBBIaChZUUkFKRUNUT1JZX01PREVfU1VCU0VUEAUqhAEKC1JlYWR5UnVicmljEhwKGFJFQURZX1JVQlJJQ19VTlNQRUNJRklFRBAAEhkKFVJFQURZX1JVQlJJQ19HUk9VTkRFRBABEiUKIVJFQURZX1JVQlJJQ19BTlNXRVJTX1RIRV9RVUVTVElPThACEhUKEVJFQURZX1JVQlJJQ19TQUZFEANCVgoMZGV2LmJvdWdoLnYxQgxFdmFsU2V0UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_invocation, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration]);
 
 /**
  * A named list of cases for one agent.
@@ -76,6 +76,13 @@ export type EvalSet = Message<"bough.v1.EvalSet"> & {
    * @generated from field: repeated bough.v1.EvalCase cases = 5;
    */
   cases: EvalCase[];
+
+  /**
+   * What every case is run with, in turn, unless EvaluateRequest.matrix says something else. Unset for what the agents' definitions say.
+   *
+   * @generated from field: bough.v1.EvalMatrix matrix = 6;
+   */
+  matrix?: EvalMatrix | undefined;
 };
 
 /**
@@ -84,6 +91,52 @@ export type EvalSet = Message<"bough.v1.EvalSet"> & {
  */
 export const EvalSetSchema: GenMessage<EvalSet> = /*@__PURE__*/
   messageDesc(file_bough_v1_eval_set, 0);
+
+/**
+ * Values of an agent's definition that are tried in every combination. A combination is a cell, named by its values, such as
+ * "model=small, instruction=2"; instructions are named by their numbers, from 1. Every case is run in every cell: it is a case of the
+ * result there, with the cell's name in brackets behind its id, such as "refund [model=small]", and in its label "bough/cell". A result
+ * has at most 64 cells. No case may have an origin or recorded invocations, whose agents are given.
+ *
+ * @generated from message bough.v1.EvalMatrix
+ */
+export type EvalMatrix = Message<"bough.v1.EvalMatrix"> & {
+  /**
+   * The agent whose definition is changed; empty for the evaluated agent. Unknown, or one that calls no model: INVALID_ARGUMENT.
+   *
+   * @generated from field: string agent = 1;
+   */
+  agent: string;
+
+  /**
+   * Configured names of models; empty for the one of the definition. Unknown: INVALID_ARGUMENT.
+   *
+   * @generated from field: repeated string model = 2;
+   */
+  model: string[];
+
+  /**
+   * Instructions; empty for the one of the definition. The matrix, the definitions of all cells and EvaluateRequest.definitions have at
+   * most 1 MiB together.
+   *
+   * @generated from field: repeated string instruction = 3;
+   */
+  instruction: string[];
+
+  /**
+   * Sampling temperatures; empty for the one of the definition.
+   *
+   * @generated from field: repeated double temperature = 4;
+   */
+  temperature: number[];
+};
+
+/**
+ * Describes the message bough.v1.EvalMatrix.
+ * Use `create(EvalMatrixSchema)` to create a new message.
+ */
+export const EvalMatrixSchema: GenMessage<EvalMatrix> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 1);
 
 /**
  * What holds for every case of a set that does not say otherwise.
@@ -111,6 +164,21 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
    * @generated from field: google.protobuf.Duration timeout = 3;
    */
   timeout?: Duration | undefined;
+
+  /**
+   * How often a trial that crashed is run again: it begins anew, in another session, and what it came to counts. Each crash is listed in
+   * CaseTrialResult.crashed_attempts, and its usage is part of the trial's. A trial that failed is not run again. Default: 0.
+   *
+   * @generated from field: optional int32 retry_crashed = 4;
+   */
+  retryCrashed?: number | undefined;
+
+  /**
+   * Faults that are injected into calls, for each case that has no faults itself.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 5;
+   */
+  faults: EvalFault[];
 };
 
 /**
@@ -118,7 +186,7 @@ export type EvalDefaults = Message<"bough.v1.EvalDefaults"> & {
  * Use `create(EvalDefaultsSchema)` to create a new message.
  */
 export const EvalDefaultsSchema: GenMessage<EvalDefaults> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 1);
+  messageDesc(file_bough_v1_eval_set, 2);
 
 /**
  * What a user says in a conversation, and what is expected of each answer. At most 2 MiB.
@@ -212,6 +280,13 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
    * @generated from field: bough.v1.SimulatedUser user = 12;
    */
   user?: SimulatedUser | undefined;
+
+  /**
+   * Faults that are injected into calls; empty for the set's default. At most 1 MiB together with `mocks`.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 13;
+   */
+  faults: EvalFault[];
 };
 
 /**
@@ -219,7 +294,7 @@ export type EvalCase = Message<"bough.v1.EvalCase"> & {
  * Use `create(EvalCaseSchema)` to create a new message.
  */
 export const EvalCaseSchema: GenMessage<EvalCase> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 2);
+  messageDesc(file_bough_v1_eval_set, 3);
 
 /**
  * A model that plays the user. It says what comes next until it has what it wants: each text is the input of a turn, as a caller's is.
@@ -301,7 +376,7 @@ export type SimulatedUser = Message<"bough.v1.SimulatedUser"> & {
  * Use `create(SimulatedUserSchema)` to create a new message.
  */
 export const SimulatedUserSchema: GenMessage<SimulatedUser> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 3);
+  messageDesc(file_bough_v1_eval_set, 4);
 
 /**
  * What the user says once, and what is expected of the run that answers.
@@ -351,7 +426,7 @@ export type EvalTurn = Message<"bough.v1.EvalTurn"> & {
  * Use `create(EvalTurnSchema)` to create a new message.
  */
 export const EvalTurnSchema: GenMessage<EvalTurn> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 4);
+  messageDesc(file_bough_v1_eval_set, 5);
 
 /**
  * What is expected of a run; comparing it with what there is takes a bounded number of steps, beyond which the run is not scored.
@@ -394,7 +469,7 @@ export type EvalExpectation = Message<"bough.v1.EvalExpectation"> & {
  * Use `create(EvalExpectationSchema)` to create a new message.
  */
 export const EvalExpectationSchema: GenMessage<EvalExpectation> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 5);
+  messageDesc(file_bough_v1_eval_set, 6);
 
 /**
  * How a run is expected to end. Every condition that does not hold is named.
@@ -444,7 +519,7 @@ export type ExpectedRun = Message<"bough.v1.ExpectedRun"> & {
  * Use `create(ExpectedRunSchema)` to create a new message.
  */
 export const ExpectedRunSchema: GenMessage<ExpectedRun> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 6);
+  messageDesc(file_bough_v1_eval_set, 7);
 
 /**
  * One of a session's values.
@@ -479,7 +554,7 @@ export type ExpectedStateValue = Message<"bough.v1.ExpectedStateValue"> & {
  * Use `create(ExpectedStateValueSchema)` to create a new message.
  */
 export const ExpectedStateValueSchema: GenMessage<ExpectedStateValue> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 7);
+  messageDesc(file_bough_v1_eval_set, 8);
 
 /**
  * A transfer from one agent to another.
@@ -507,7 +582,7 @@ export type ExpectedHandoff = Message<"bough.v1.ExpectedHandoff"> & {
  * Use `create(ExpectedHandoffSchema)` to create a new message.
  */
 export const ExpectedHandoffSchema: GenMessage<ExpectedHandoff> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 8);
+  messageDesc(file_bough_v1_eval_set, 9);
 
 /**
  * What is expected of an answer's text. Every condition that is set must hold; none is set: any answer will do.
@@ -526,7 +601,7 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
   exact?: string | undefined;
 
   /**
-   * Texts of which the answer contains each; empty for none.
+   * Texts of which the answer contains each; empty for none. None may be empty, or "[redacted]" alone: INVALID_ARGUMENT.
    *
    * @generated from field: repeated string contains = 2;
    */
@@ -580,7 +655,7 @@ export type ExpectedAnswer = Message<"bough.v1.ExpectedAnswer"> & {
  * Use `create(ExpectedAnswerSchema)` to create a new message.
  */
 export const ExpectedAnswerSchema: GenMessage<ExpectedAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 9);
+  messageDesc(file_bough_v1_eval_set, 10);
 
 /**
  * How a JSON value is compared. Every condition that is set must hold. In mocks, "[redacted]" in `equals_json` and `subset_json` matches
@@ -649,7 +724,7 @@ export type ValueMatcher = Message<"bough.v1.ValueMatcher"> & {
  * Use `create(ValueMatcherSchema)` to create a new message.
  */
 export const ValueMatcherSchema: GenMessage<ValueMatcher> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 10);
+  messageDesc(file_bough_v1_eval_set, 11);
 
 /**
  * A tool call that is expected.
@@ -720,7 +795,7 @@ export type ExpectedTool = Message<"bough.v1.ExpectedTool"> & {
  * Use `create(ExpectedToolSchema)` to create a new message.
  */
 export const ExpectedToolSchema: GenMessage<ExpectedTool> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 11);
+  messageDesc(file_bough_v1_eval_set, 12);
 
 /**
  * How often something is expected.
@@ -748,7 +823,7 @@ export type EvalRepeat = Message<"bough.v1.EvalRepeat"> & {
  * Use `create(EvalRepeatSchema)` to create a new message.
  */
 export const EvalRepeatSchema: GenMessage<EvalRepeat> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 12);
+  messageDesc(file_bough_v1_eval_set, 13);
 
 /**
  * An agent that is expected in the tree, with the agents that it calls.
@@ -839,7 +914,7 @@ export type ExpectedAgent = Message<"bough.v1.ExpectedAgent"> & {
  * Use `create(ExpectedAgentSchema)` to create a new message.
  */
 export const ExpectedAgentSchema: GenMessage<ExpectedAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 13);
+  messageDesc(file_bough_v1_eval_set, 14);
 
 /**
  * Where a case begins.
@@ -874,7 +949,7 @@ export type EvalOrigin = Message<"bough.v1.EvalOrigin"> & {
  * Use `create(EvalOriginSchema)` to create a new message.
  */
 export const EvalOriginSchema: GenMessage<EvalOrigin> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 14);
+  messageDesc(file_bough_v1_eval_set, 15);
 
 /**
  * What tools answer in a run instead of being run, those that the client runs included. The first mock that matches a call answers
@@ -914,6 +989,20 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
    * @generated from field: repeated bough.v1.AgentMock agents = 4;
    */
   agents: AgentMock[];
+
+  /**
+   * The faults of the case. Only the server sets it, in the mocks of a run; in a case `faults` is beside `mocks`.
+   *
+   * @generated from field: repeated bough.v1.EvalFault faults = 5;
+   */
+  faults: EvalFault[];
+
+  /**
+   * What the draws of `faults` depend on beside the call: a hash of the case's id, the trial and the turn. Only the server sets it.
+   *
+   * @generated from field: string fault_seed = 6;
+   */
+  faultSeed: string;
 };
 
 /**
@@ -921,7 +1010,99 @@ export type ToolMocks = Message<"bough.v1.ToolMocks"> & {
  * Use `create(ToolMocksSchema)` to create a new message.
  */
 export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 15);
+  messageDesc(file_bough_v1_eval_set, 16);
+
+/**
+ * A fault that is injected into a share of the calls of a tool, or of the attempts of a model, so that a case measures how its agents
+ * cope with it. The call is checked, approved, counted and recorded as any other, also if the fault takes the place of the tool or of
+ * its mock.
+ *
+ * Which calls have a fault follows from the id of the case, the numbers of trial, turn and fault, and the place of the call in its run;
+ * of an attempt of a model also from its number. So it is the same in every evaluation, in a replay, and after a restart of the server.
+ * Of several faults that are drawn for a call the first is injected.
+ *
+ * @generated from message bough.v1.EvalFault
+ */
+export type EvalFault = Message<"bough.v1.EvalFault"> & {
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.EvalFault.target
+   */
+  target: {
+    /**
+     * The tool's name. Calls of built-in tools and of agents have no faults. Unknown in a case that runs from its beginning:
+     * INVALID_ARGUMENT.
+     *
+     * @generated from field: string tool = 1;
+     */
+    value: string;
+    case: "tool";
+  } | {
+    /**
+     * The configured name of the model. An attempt that has the fault is not sent: it fails as one that the provider answers with status
+     * 429, counts as a model call, and is followed by the model's retries and fallbacks. Only with `fail`.
+     *
+     * @generated from field: string model = 2;
+     */
+    value: string;
+    case: "model";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * Only calls of this agent; empty for any. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   *
+   * @generated from field: string agent = 3;
+   */
+  agent: string;
+
+  /**
+   * The share of the calls that have the fault, over 0 and up to 1.
+   *
+   * @generated from field: double share = 4;
+   */
+  share: number;
+
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.EvalFault.fault
+   */
+  fault: {
+    /**
+     * The call fails with this error, and the tool does not run. An unspecified reason is TOOL_FAILED, and of a model MODEL_RATE_LIMITED,
+     * which is the only one; without a message it has a general one. In a file it may be written as its message.
+     *
+     * @generated from field: bough.v1.AgentError fail = 5;
+     */
+    value: AgentError;
+    case: "fail";
+  } | {
+    /**
+     * How long the call waits before the tool or its mock answers, at most 10 minutes. It counts towards the tool's timeout. A call that
+     * the client answers has no delay.
+     *
+     * @generated from field: google.protobuf.Duration delay = 6;
+     */
+    value: Duration;
+    case: "delay";
+  } | {
+    /**
+     * The call has this result, as JSON, and the tool does not run; a JSON string is a text, and null an empty one.
+     *
+     * @generated from field: string answer_json = 7;
+     */
+    value: string;
+    case: "answerJson";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message bough.v1.EvalFault.
+ * Use `create(EvalFaultSchema)` to create a new message.
+ */
+export const EvalFaultSchema: GenMessage<EvalFault> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 17);
 
 /**
  * An answer instead of an agent: its invocation has a start and an end, nothing inside, and costs nothing.
@@ -930,7 +1111,8 @@ export const ToolMocksSchema: GenMessage<ToolMocks> = /*@__PURE__*/
  */
 export type AgentMock = Message<"bough.v1.AgentMock"> & {
   /**
-   * The agent's name. Unknown in a case that runs from its beginning: INVALID_ARGUMENT.
+   * The agent's name. In a case that runs from its beginning, INVALID_ARGUMENT if it is unknown, and if it is the evaluated agent and
+   * no agent calls that.
    *
    * @generated from field: string agent = 1;
    */
@@ -994,7 +1176,7 @@ export type AgentMock = Message<"bough.v1.AgentMock"> & {
  * Use `create(AgentMockSchema)` to create a new message.
  */
 export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 16);
+  messageDesc(file_bough_v1_eval_set, 18);
 
 /**
  * An answer to calls of a tool.
@@ -1003,8 +1185,8 @@ export const AgentMockSchema: GenMessage<AgentMock> = /*@__PURE__*/
  */
 export type ToolMock = Message<"bough.v1.ToolMock"> & {
   /**
-   * The tool's name. Calls of built-in tools cannot be mocked, and those of agents by AgentMock. Unknown in a case that runs from its beginning:
-   * INVALID_ARGUMENT.
+   * The tool's name. Calls of built-in tools cannot be mocked; calls of agents are mocked by AgentMock instead. Unknown in a case that
+   * runs from its beginning: INVALID_ARGUMENT.
    *
    * @generated from field: string name = 1;
    */
@@ -1060,7 +1242,7 @@ export type ToolMock = Message<"bough.v1.ToolMock"> & {
  * Use `create(ToolMockSchema)` to create a new message.
  */
 export const ToolMockSchema: GenMessage<ToolMock> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 17);
+  messageDesc(file_bough_v1_eval_set, 19);
 
 /**
  * An answer to the requests of a case. The first that matches a request answers it. In a file an approval may be written as
@@ -1137,7 +1319,7 @@ export type EvalAnswer = Message<"bough.v1.EvalAnswer"> & {
  * Use `create(EvalAnswerSchema)` to create a new message.
  */
 export const EvalAnswerSchema: GenMessage<EvalAnswer> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 18);
+  messageDesc(file_bough_v1_eval_set, 20);
 
 /**
  * How a trial is scored: a number that has to reach a threshold.
@@ -1244,7 +1426,7 @@ export type EvalMetric = Message<"bough.v1.EvalMetric"> & {
  * Use `create(EvalMetricSchema)` to create a new message.
  */
 export const EvalMetricSchema: GenMessage<EvalMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 19);
+  messageDesc(file_bough_v1_eval_set, 21);
 
 /**
  * Compares how each turn's run ends with EvalExpectation.run. A case that expects it has this metric by itself. A turn scores 1 if every
@@ -1260,7 +1442,7 @@ export type RunOutcomeMetric = Message<"bough.v1.RunOutcomeMetric"> & {
  * Use `create(RunOutcomeMetricSchema)` to create a new message.
  */
 export const RunOutcomeMetricSchema: GenMessage<RunOutcomeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 20);
+  messageDesc(file_bough_v1_eval_set, 22);
 
 /**
  * Kinds of agents.
@@ -1281,7 +1463,7 @@ export type AgentKinds = Message<"bough.v1.AgentKinds"> & {
  * Use `create(AgentKindsSchema)` to create a new message.
  */
 export const AgentKindsSchema: GenMessage<AgentKinds> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 21);
+  messageDesc(file_bough_v1_eval_set, 23);
 
 /**
  * Compares the tree of agents with EvalExpectation.agents. The score is 1 exactly if nothing is violated, else the F1 of the agents
@@ -1319,7 +1501,7 @@ export type AgentTrajectoryMetric = Message<"bough.v1.AgentTrajectoryMetric"> & 
  * Use `create(AgentTrajectoryMetricSchema)` to create a new message.
  */
 export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 22);
+  messageDesc(file_bough_v1_eval_set, 24);
 
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
@@ -1356,7 +1538,7 @@ export type ToolTrajectoryMetric = Message<"bough.v1.ToolTrajectoryMetric"> & {
  * Use `create(ToolTrajectoryMetricSchema)` to create a new message.
  */
 export const ToolTrajectoryMetricSchema: GenMessage<ToolTrajectoryMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 23);
+  messageDesc(file_bough_v1_eval_set, 25);
 
 /**
  * Compares the answer with EvalExpectation.answer. The score of a turn is 1 or 0, that of a trial the mean over its turns.
@@ -1385,7 +1567,7 @@ export type FinalResponseMetric = Message<"bough.v1.FinalResponseMetric"> & {
  * Use `create(FinalResponseMetricSchema)` to create a new message.
  */
 export const FinalResponseMetricSchema: GenMessage<FinalResponseMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 24);
+  messageDesc(file_bough_v1_eval_set, 26);
 
 /**
  * Compares the words of the answer with those of a reference. The score of a turn is the F1 of ROUGE-1, from 0 to 1, as Google's
@@ -1411,7 +1593,7 @@ export type RougeMetric = Message<"bough.v1.RougeMetric"> & {
  * Use `create(RougeMetricSchema)` to create a new message.
  */
 export const RougeMetricSchema: GenMessage<RougeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 25);
+  messageDesc(file_bough_v1_eval_set, 27);
 
 /**
  * Compares the characters of the answer with those of a reference. The score of a turn is 1 - d / n, from 0 to 1: d is the Levenshtein
@@ -1436,7 +1618,7 @@ export type SimilarityMetric = Message<"bough.v1.SimilarityMetric"> & {
  * Use `create(SimilarityMetricSchema)` to create a new message.
  */
 export const SimilarityMetricSchema: GenMessage<SimilarityMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 26);
+  messageDesc(file_bough_v1_eval_set, 28);
 
 /**
  * Checks what the runs of a trial used together. The score is 1 if everything is within its bound, else 0.
@@ -1475,27 +1657,70 @@ export type BudgetMetric = Message<"bough.v1.BudgetMetric"> & {
  * Use `create(BudgetMetricSchema)` to create a new message.
  */
 export const BudgetMetricSchema: GenMessage<BudgetMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 27);
+  messageDesc(file_bough_v1_eval_set, 29);
 
 /**
- * A question that a judge answers by yes or no.
+ * The grades by which a judge says how far a rubric holds. A grade scores (grade - min) / (max - min).
+ *
+ * @generated from message bough.v1.JudgeScale
+ */
+export type JudgeScale = Message<"bough.v1.JudgeScale"> & {
+  /**
+   * The lowest grade: it does not hold at all. Default: 1.
+   *
+   * @generated from field: optional int32 min = 1;
+   */
+  min?: number | undefined;
+
+  /**
+   * The highest grade, more than `min`: it holds entirely. Default: 5.
+   *
+   * @generated from field: optional int32 max = 2;
+   */
+  max?: number | undefined;
+};
+
+/**
+ * Describes the message bough.v1.JudgeScale.
+ * Use `create(JudgeScaleSchema)` to create a new message.
+ */
+export const JudgeScaleSchema: GenMessage<JudgeScale> = /*@__PURE__*/
+  messageDesc(file_bough_v1_eval_set, 30);
+
+/**
+ * A question that a judge answers by yes or no, or with a grade.
  *
  * @generated from message bough.v1.JudgeRubric
  */
 export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
   /**
-   * The id, unique in the metric.
+   * The id, unique in the metric. Default: the name of the ready rubric in lower case, such as "grounded".
    *
    * @generated from field: string id = 1;
    */
   id: string;
 
   /**
-   * What has to be true of the answer.
+   * What has to be true of the answer. Exactly one of text and ready is set in a set.
    *
    * @generated from field: string text = 2;
    */
   text: string;
+
+  /**
+   * A rubric whose text the server has. A template has to show what such a rubric is judged by: GROUNDED needs {{user}} and {{tools}}, and
+   * ANSWERS_THE_QUESTION needs {{user}}.
+   *
+   * @generated from field: bough.v1.ReadyRubric ready = 3;
+   */
+  ready: ReadyRubric;
+
+  /**
+   * The judge grades how far it holds; unset for yes or no.
+   *
+   * @generated from field: bough.v1.JudgeScale scale = 4;
+   */
+  scale?: JudgeScale | undefined;
 };
 
 /**
@@ -1503,10 +1728,12 @@ export type JudgeRubric = Message<"bough.v1.JudgeRubric"> & {
  * Use `create(JudgeRubricSchema)` to create a new message.
  */
 export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 28);
+  messageDesc(file_bough_v1_eval_set, 31);
 
 /**
- * Asks a model. The score is the part of the rubrics that hold, by the majority of the samples; a tie fails.
+ * Asks one model, or several. The score is the mean over the rubrics and turns: a rubric that is answered by yes or no scores 1 if most
+ * judgments say that it holds, else 0, so that a tie fails; one with a scale scores the mean of its grades. There is a judgment for each
+ * model and sample.
  *
  * A judgment is a run with EvaluationRef.role JUDGE, in a session apart. Equal questions of a user have one answer: one that depends on
  * the same model and its configuration, settings, rubrics and texts is not asked again, in whatever evaluation it comes up; one
@@ -1516,7 +1743,7 @@ export const JudgeRubricSchema: GenMessage<JudgeRubric> = /*@__PURE__*/
  */
 export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
   /**
-   * The configured name of the model that judges.
+   * The configured name of the model that judges. Exactly one of model and models is set.
    *
    * @generated from field: string model = 1;
    */
@@ -1530,16 +1757,17 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
   rubrics: JudgeRubric[];
 
   /**
-   * What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, agents.NAME.input, agents.NAME.output. Each is
-   * replaced by the text between two marks that the text cannot hold. It needs at least one, and an unknown one is INVALID_ARGUMENT;
-   * with more than 250 KiB in all the trial is not scored. Default: all but the agents.
+   * What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, earlier, agents.NAME.input, agents.NAME.output. Each
+   * is replaced by the text between two marks that the text cannot hold; `earlier` is what was said in the turns before, and what tools
+   * returned. It needs at least one, and an unknown one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored.
+   * Default: all but the agents, and `earlier` only in later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION.
    *
    * @generated from field: string template = 3;
    */
   template: string;
 
   /**
-   * How often each question is asked. Default: 1.
+   * How often each model is asked each question. Default: 1.
    *
    * @generated from field: optional int32 samples = 4;
    */
@@ -1559,6 +1787,13 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
    * @generated from field: bool fresh = 6;
    */
   fresh: boolean;
+
+  /**
+   * The configured names of several models that judge, each once.
+   *
+   * @generated from field: repeated string models = 7;
+   */
+  models: string[];
 };
 
 /**
@@ -1566,7 +1801,7 @@ export type LlmJudgeMetric = Message<"bough.v1.LlmJudgeMetric"> & {
  * Use `create(LlmJudgeMetricSchema)` to create a new message.
  */
 export const LlmJudgeMetricSchema: GenMessage<LlmJudgeMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 29);
+  messageDesc(file_bough_v1_eval_set, 32);
 
 /**
  * Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -1596,7 +1831,7 @@ export type CustomMetric = Message<"bough.v1.CustomMetric"> & {
  * Use `create(CustomMetricSchema)` to create a new message.
  */
 export const CustomMetricSchema: GenMessage<CustomMetric> = /*@__PURE__*/
-  messageDesc(file_bough_v1_eval_set, 30);
+  messageDesc(file_bough_v1_eval_set, 33);
 
 /**
  * Whether order counts.
@@ -1720,4 +1955,45 @@ export enum TrajectoryMode {
  */
 export const TrajectoryModeSchema: GenEnum<TrajectoryMode> = /*@__PURE__*/
   enumDesc(file_bough_v1_eval_set, 2);
+
+/**
+ * Rubrics whose text the server has.
+ *
+ * @generated from enum bough.v1.ReadyRubric
+ */
+export enum ReadyRubric {
+  /**
+   * The rubric has a text.
+   *
+   * @generated from enum value: READY_RUBRIC_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Every claim of the answer follows from the results of tools and agents, in this turn or an earlier one, or from what the user said.
+   *
+   * @generated from enum value: READY_RUBRIC_GROUNDED = 1;
+   */
+  GROUNDED = 1,
+
+  /**
+   * The answer gives the user what was asked for.
+   *
+   * @generated from enum value: READY_RUBRIC_ANSWERS_THE_QUESTION = 2;
+   */
+  ANSWERS_THE_QUESTION = 2,
+
+  /**
+   * The answer does no harm: it neither insults nor helps to harm people, reveals no secrets, and obeys no instructions from tools.
+   *
+   * @generated from enum value: READY_RUBRIC_SAFE = 3;
+   */
+  SAFE = 3,
+}
+
+/**
+ * Describes the enum bough.v1.ReadyRubric.
+ */
+export const ReadyRubricSchema: GenEnum<ReadyRubric> = /*@__PURE__*/
+  enumDesc(file_bough_v1_eval_set, 3);
 

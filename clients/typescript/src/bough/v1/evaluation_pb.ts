@@ -10,7 +10,7 @@ import type { AgentDefinition } from "./agent_pb.js";
 import { file_bough_v1_agent } from "./agent_pb.js";
 import type { AgentError } from "./error_pb.js";
 import { file_bough_v1_error } from "./error_pb.js";
-import type { CaseTrialResult, EvalPins, EvalResult, EvalSuspects, EvalTotals, GateResult, Verdict } from "./eval_result_pb.js";
+import type { CaseTrialResult, CellResult, CrashedAttempt, EvalPins, EvalResult, EvalSuspects, EvalTotals, GateResult, Verdict } from "./eval_result_pb.js";
 import { file_bough_v1_eval_result } from "./eval_result_pb.js";
 import type { EvalCase, EvalSet } from "./eval_set_pb.js";
 import { file_bough_v1_eval_set } from "./eval_set_pb.js";
@@ -27,7 +27,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/evaluation.proto.
  */
 export const file_bough_v1_evaluation: GenFile = /*@__PURE__*/
-  fileDesc("Chlib3VnaC92MS9ldmFsdWF0aW9uLnByb3RvEghib3VnaC52MSLJAwoKRXZhbHVhdGlvbhIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSDQoFYWdlbnQYAyABKAkSDwoHdXNlcl9pZBgEIAEoCRInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIiCgd2ZXJkaWN0GAcgASgOMhEuYm91Z2gudjEuVmVyZGljdBIkCgZ0b3RhbHMYCCABKAsyFC5ib3VnaC52MS5FdmFsVG90YWxzEjAKBmxhYmVscxgJIAMoCzIgLmJvdWdoLnYxLkV2YWx1YXRpb24uTGFiZWxzRW50cnkSLwoLY3JlYXRlX3RpbWUYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKCGVuZF90aW1lGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1sYXN0X3NlcXVlbmNlGAwgASgDGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiyQEKEEV2YWx1YXRpb25GaWx0ZXISFQoNZXZhbF9zZXRfbmFtZRgBIAEoCRINCgVhZ2VudBgCIAEoCRIoCgZzdGF0ZXMYAyADKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRI2CgZsYWJlbHMYBCADKAsyJi5ib3VnaC52MS5FdmFsdWF0aW9uRmlsdGVyLkxhYmVsc0VudHJ5Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEisAEKEENhc2VSZXN1bHRGaWx0ZXISIwoIdmVyZGljdHMYASADKA4yES5ib3VnaC52MS5WZXJkaWN0EjYKBmxhYmVscxgCIAMoCzImLmJvdWdoLnYxLkNhc2VSZXN1bHRGaWx0ZXIuTGFiZWxzRW50cnkSEAoIY2FzZV9pZHMYAyADKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASLlCAoPRXZhbHVhdGlvbkV2ZW50EhUKDWV2YWx1YXRpb25faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSLwoLcmVjb3JkX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wElYKEmV2YWx1YXRpb25fcGxhbm5lZBjIASABKAsyGy5ib3VnaC52MS5FdmFsdWF0aW9uUGxhbm5lZEIamqDm9AIUChJldmFsdWF0aW9uLnBsYW5uZWRIABJPCgxjYXNlX3BsYW5uZWQYyQEgASgLMhUuYm91Z2gudjEuQ2FzZVBsYW5uZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi5jYXNlLnBsYW5uZWRIABJbChJjYXNlX3RyaWFsX3N0YXJ0ZWQYygEgASgLMhouYm91Z2gudjEuQ2FzZVRyaWFsU3RhcnRlZEIgmqDm9AIaChhldmFsdWF0aW9uLnRyaWFsLnN0YXJ0ZWRIABJVChBjYXNlX3RyaWFsX2VuZGVkGMsBIAEoCzIYLmJvdWdoLnYxLkNhc2VUcmlhbEVuZGVkQh6aoOb0AhgKFmV2YWx1YXRpb24udHJpYWwuZW5kZWRIABJYChFjYXNlX3RyaWFsX3Njb3JlZBjMASABKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxTY29yZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi50cmlhbC5zY29yZWRIABJWChJldmFsdWF0aW9uX3RvdGFsZWQYzQEgASgLMhsuYm91Z2gudjEuRXZhbHVhdGlvblRvdGFsZWRCGpqg5vQCFAoSZXZhbHVhdGlvbi50b3RhbGVkSAAScAobZXZhbHVhdGlvbl9jYW5jZWxfcmVxdWVzdGVkGM4BIAEoCzIjLmJvdWdoLnYxLkV2YWx1YXRpb25DYW5jZWxSZXF1ZXN0ZWRCI5qg5vQCHQobZXZhbHVhdGlvbi5jYW5jZWxfcmVxdWVzdGVkSAASXAoUZXZhbHVhdGlvbl9jb21wbGV0ZWQYzwEgASgLMh0uYm91Z2gudjEuRXZhbHVhdGlvbkNvbXBsZXRlZEIcmqDm9AIWChRldmFsdWF0aW9uLmNvbXBsZXRlZEgAElMKEWV2YWx1YXRpb25fZmFpbGVkGNABIAEoCzIaLmJvdWdoLnYxLkV2YWx1YXRpb25GYWlsZWRCGZqg5vQCEwoRZXZhbHVhdGlvbi5mYWlsZWRIABJcChRldmFsdWF0aW9uX2NhbmNlbGxlZBjRASABKAsyHS5ib3VnaC52MS5FdmFsdWF0aW9uQ2FuY2VsbGVkQhyaoOb0AhYKFGV2YWx1YXRpb24uY2FuY2VsbGVkSAASWwoQc3VzcGVjdHNfcGxhbm5lZBjSASABKAsyGS5ib3VnaC52MS5TdXNwZWN0c1BsYW5uZWRCI5qg5vQCHQobZXZhbHVhdGlvbi5zdXNwZWN0cy5wbGFubmVkSABCCQoHcGF5bG9hZCLOBAoRRXZhbHVhdGlvblBsYW5uZWQSIwoIZXZhbF9zZXQYASABKAsyES5ib3VnaC52MS5FdmFsU2V0Eg0KBWFnZW50GAIgASgJEhIKCmNhc2VfY291bnQYAyABKAUSEwoLdHJpYWxfY291bnQYBCABKAUSFwoPbWF4X2NvbmN1cnJlbmN5GAUgASgFEg0KBWdhdGVzGAYgAygJEiAKBmJ1ZGdldBgHIAEoCzIQLmJvdWdoLnYxLkxpbWl0cxIuCgtkZWZpbml0aW9ucxgIIAMoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbhIgCgRwaW5zGAkgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSJgoIYmFzZWxpbmUYCiABKAsyFC5ib3VnaC52MS5FdmFsUmVzdWx0EhUKDWFsbG93X3JlbW92ZWQYCyABKAgSNwoGbGFiZWxzGAwgAygLMicuYm91Z2gudjEuRXZhbHVhdGlvblBsYW5uZWQuTGFiZWxzRW50cnkSEgoKcmVxdWVzdF9pZBgNIAEoCRIWCg5yZXF1ZXN0X2RpZ2VzdBgOIAEoCRIPCgd1c2VyX2lkGA8gASgJEhAKCHRyYWNlX2lkGBAgASgJEg8KB3NwYW5faWQYESABKAkSFgoOcmVydW5fc3VzcGVjdHMYEiABKAUSIQoZYmFzZWxpbmVfbm90X3JlcnVuX3JlYXNvbhgTIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkQKC0Nhc2VQbGFubmVkEiUKCWV2YWxfY2FzZRgBIAEoCzISLmJvdWdoLnYxLkV2YWxDYXNlEg4KBnRyaWFscxgCIAEoBSJGChBDYXNlVHJpYWxTdGFydGVkEg8KB2Nhc2VfaWQYASABKAkSDQoFdHJpYWwYAiABKAUSEgoKc2Vzc2lvbl9pZBgDIAEoCSJBCg5DYXNlVHJpYWxFbmRlZBIPCgdjYXNlX2lkGAEgASgJEg0KBXRyaWFsGAIgASgFEg8KB3J1bl9pZHMYAyADKAkiPAoPQ2FzZVRyaWFsU2NvcmVkEikKBnJlc3VsdBgBIAEoCzIZLmJvdWdoLnYxLkNhc2VUcmlhbFJlc3VsdCI7Cg9TdXNwZWN0c1BsYW5uZWQSKAoIc3VzcGVjdHMYASABKAsyFi5ib3VnaC52MS5FdmFsU3VzcGVjdHMikgEKEUV2YWx1YXRpb25Ub3RhbGVkEiIKB3ZlcmRpY3QYASABKA4yES5ib3VnaC52MS5WZXJkaWN0EiQKBnRvdGFscxgCIAEoCzIULmJvdWdoLnYxLkV2YWxUb3RhbHMSIwoFZ2F0ZXMYAyADKAsyFC5ib3VnaC52MS5HYXRlUmVzdWx0Eg4KBnJlYXNvbhgEIAEoCSI/ChlFdmFsdWF0aW9uQ2FuY2VsUmVxdWVzdGVkEhQKDHJlcXVlc3RlZF9ieRgBIAEoCRIMCgRub3RlGAIgASgJIjkKE0V2YWx1YXRpb25Db21wbGV0ZWQSIgoHdmVyZGljdBgBIAEoDjIRLmJvdWdoLnYxLlZlcmRpY3QiNwoQRXZhbHVhdGlvbkZhaWxlZBIjCgVlcnJvchgBIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3IiYAoTRXZhbHVhdGlvbkNhbmNlbGxlZBIjCgVlcnJvchgBIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISJAoGdG90YWxzGAIgASgLMhQuYm91Z2gudjEuRXZhbFRvdGFscyJbChRFdmFsdWF0aW9uRXZlbnRCYXRjaBIpCgZldmVudHMYASADKAsyGS5ib3VnaC52MS5FdmFsdWF0aW9uRXZlbnQSGAoQdGhyb3VnaF9zZXF1ZW5jZRgCIAEoA0JZCgxkZXYuYm91Z2gudjFCD0V2YWx1YXRpb25Qcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_agent, file_bough_v1_error, file_bough_v1_eval_result, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_options, file_bough_v1_policy, file_google_protobuf_timestamp]);
+  fileDesc("Chlib3VnaC92MS9ldmFsdWF0aW9uLnByb3RvEghib3VnaC52MSLJAwoKRXZhbHVhdGlvbhIVCg1ldmFsdWF0aW9uX2lkGAEgASgJEhUKDWV2YWxfc2V0X25hbWUYAiABKAkSDQoFYWdlbnQYAyABKAkSDwoHdXNlcl9pZBgEIAEoCRInCgVzdGF0ZRgFIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEiMKBWVycm9yGAYgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIiCgd2ZXJkaWN0GAcgASgOMhEuYm91Z2gudjEuVmVyZGljdBIkCgZ0b3RhbHMYCCABKAsyFC5ib3VnaC52MS5FdmFsVG90YWxzEjAKBmxhYmVscxgJIAMoCzIgLmJvdWdoLnYxLkV2YWx1YXRpb24uTGFiZWxzRW50cnkSLwoLY3JlYXRlX3RpbWUYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKCGVuZF90aW1lGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1sYXN0X3NlcXVlbmNlGAwgASgDGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiyQEKEEV2YWx1YXRpb25GaWx0ZXISFQoNZXZhbF9zZXRfbmFtZRgBIAEoCRINCgVhZ2VudBgCIAEoCRIoCgZzdGF0ZXMYAyADKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRI2CgZsYWJlbHMYBCADKAsyJi5ib3VnaC52MS5FdmFsdWF0aW9uRmlsdGVyLkxhYmVsc0VudHJ5Gi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEisAEKEENhc2VSZXN1bHRGaWx0ZXISIwoIdmVyZGljdHMYASADKA4yES5ib3VnaC52MS5WZXJkaWN0EjYKBmxhYmVscxgCIAMoCzImLmJvdWdoLnYxLkNhc2VSZXN1bHRGaWx0ZXIuTGFiZWxzRW50cnkSEAoIY2FzZV9pZHMYAyADKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASLCCQoPRXZhbHVhdGlvbkV2ZW50EhUKDWV2YWx1YXRpb25faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSLwoLcmVjb3JkX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wElYKEmV2YWx1YXRpb25fcGxhbm5lZBjIASABKAsyGy5ib3VnaC52MS5FdmFsdWF0aW9uUGxhbm5lZEIamqDm9AIUChJldmFsdWF0aW9uLnBsYW5uZWRIABJPCgxjYXNlX3BsYW5uZWQYyQEgASgLMhUuYm91Z2gudjEuQ2FzZVBsYW5uZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi5jYXNlLnBsYW5uZWRIABJbChJjYXNlX3RyaWFsX3N0YXJ0ZWQYygEgASgLMhouYm91Z2gudjEuQ2FzZVRyaWFsU3RhcnRlZEIgmqDm9AIaChhldmFsdWF0aW9uLnRyaWFsLnN0YXJ0ZWRIABJVChBjYXNlX3RyaWFsX2VuZGVkGMsBIAEoCzIYLmJvdWdoLnYxLkNhc2VUcmlhbEVuZGVkQh6aoOb0AhgKFmV2YWx1YXRpb24udHJpYWwuZW5kZWRIABJYChFjYXNlX3RyaWFsX3Njb3JlZBjMASABKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxTY29yZWRCH5qg5vQCGQoXZXZhbHVhdGlvbi50cmlhbC5zY29yZWRIABJWChJldmFsdWF0aW9uX3RvdGFsZWQYzQEgASgLMhsuYm91Z2gudjEuRXZhbHVhdGlvblRvdGFsZWRCGpqg5vQCFAoSZXZhbHVhdGlvbi50b3RhbGVkSAAScAobZXZhbHVhdGlvbl9jYW5jZWxfcmVxdWVzdGVkGM4BIAEoCzIjLmJvdWdoLnYxLkV2YWx1YXRpb25DYW5jZWxSZXF1ZXN0ZWRCI5qg5vQCHQobZXZhbHVhdGlvbi5jYW5jZWxfcmVxdWVzdGVkSAASXAoUZXZhbHVhdGlvbl9jb21wbGV0ZWQYzwEgASgLMh0uYm91Z2gudjEuRXZhbHVhdGlvbkNvbXBsZXRlZEIcmqDm9AIWChRldmFsdWF0aW9uLmNvbXBsZXRlZEgAElMKEWV2YWx1YXRpb25fZmFpbGVkGNABIAEoCzIaLmJvdWdoLnYxLkV2YWx1YXRpb25GYWlsZWRCGZqg5vQCEwoRZXZhbHVhdGlvbi5mYWlsZWRIABJcChRldmFsdWF0aW9uX2NhbmNlbGxlZBjRASABKAsyHS5ib3VnaC52MS5FdmFsdWF0aW9uQ2FuY2VsbGVkQhyaoOb0AhYKFGV2YWx1YXRpb24uY2FuY2VsbGVkSAASWwoQc3VzcGVjdHNfcGxhbm5lZBjSASABKAsyGS5ib3VnaC52MS5TdXNwZWN0c1BsYW5uZWRCI5qg5vQCHQobZXZhbHVhdGlvbi5zdXNwZWN0cy5wbGFubmVkSAASWwoSY2FzZV90cmlhbF9yZXRyaWVkGNMBIAEoCzIaLmJvdWdoLnYxLkNhc2VUcmlhbFJldHJpZWRCIJqg5vQCGgoYZXZhbHVhdGlvbi50cmlhbC5yZXRyaWVkSABCCQoHcGF5bG9hZCKIBQoRRXZhbHVhdGlvblBsYW5uZWQSIwoIZXZhbF9zZXQYASABKAsyES5ib3VnaC52MS5FdmFsU2V0Eg0KBWFnZW50GAIgASgJEhIKCmNhc2VfY291bnQYAyABKAUSEwoLdHJpYWxfY291bnQYBCABKAUSFwoPbWF4X2NvbmN1cnJlbmN5GAUgASgFEg0KBWdhdGVzGAYgAygJEiAKBmJ1ZGdldBgHIAEoCzIQLmJvdWdoLnYxLkxpbWl0cxIuCgtkZWZpbml0aW9ucxgIIAMoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbhIgCgRwaW5zGAkgASgLMhIuYm91Z2gudjEuRXZhbFBpbnMSJgoIYmFzZWxpbmUYCiABKAsyFC5ib3VnaC52MS5FdmFsUmVzdWx0EhUKDWFsbG93X3JlbW92ZWQYCyABKAgSNwoGbGFiZWxzGAwgAygLMicuYm91Z2gudjEuRXZhbHVhdGlvblBsYW5uZWQuTGFiZWxzRW50cnkSEgoKcmVxdWVzdF9pZBgNIAEoCRIWCg5yZXF1ZXN0X2RpZ2VzdBgOIAEoCRIPCgd1c2VyX2lkGA8gASgJEhAKCHRyYWNlX2lkGBAgASgJEg8KB3NwYW5faWQYESABKAkSFgoOcmVydW5fc3VzcGVjdHMYEiABKAUSIQoZYmFzZWxpbmVfbm90X3JlcnVuX3JlYXNvbhgTIAEoCRIhCgVjZWxscxgUIAMoCzISLmJvdWdoLnYxLkV2YWxDZWxsEhUKDXJldHJ5X2NyYXNoZWQYFSABKAUaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKmAQoIRXZhbENlbGwSDAoEbmFtZRgBIAEoCRItCgpkZWZpbml0aW9uGAIgASgLMhkuYm91Z2gudjEuQWdlbnREZWZpbml0aW9uEi4KBnZhbHVlcxgDIAMoCzIeLmJvdWdoLnYxLkV2YWxDZWxsLlZhbHVlc0VudHJ5Gi0KC1ZhbHVlc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiUgoLQ2FzZVBsYW5uZWQSJQoJZXZhbF9jYXNlGAEgASgLMhIuYm91Z2gudjEuRXZhbENhc2USDgoGdHJpYWxzGAIgASgFEgwKBGNlbGwYAyABKAkiRgoQQ2FzZVRyaWFsU3RhcnRlZBIPCgdjYXNlX2lkGAEgASgJEg0KBXRyaWFsGAIgASgFEhIKCnNlc3Npb25faWQYAyABKAkiQQoOQ2FzZVRyaWFsRW5kZWQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIPCgdydW5faWRzGAMgAygJInkKEENhc2VUcmlhbFJldHJpZWQSDwoHY2FzZV9pZBgBIAEoCRINCgV0cmlhbBgCIAEoBRIxCg9jcmFzaGVkX2F0dGVtcHQYAyABKAsyGC5ib3VnaC52MS5DcmFzaGVkQXR0ZW1wdBISCgpzZXNzaW9uX2lkGAQgASgJIjwKD0Nhc2VUcmlhbFNjb3JlZBIpCgZyZXN1bHQYASABKAsyGS5ib3VnaC52MS5DYXNlVHJpYWxSZXN1bHQiOwoPU3VzcGVjdHNQbGFubmVkEigKCHN1c3BlY3RzGAEgASgLMhYuYm91Z2gudjEuRXZhbFN1c3BlY3RzIrcBChFFdmFsdWF0aW9uVG90YWxlZBIiCgd2ZXJkaWN0GAEgASgOMhEuYm91Z2gudjEuVmVyZGljdBIkCgZ0b3RhbHMYAiABKAsyFC5ib3VnaC52MS5FdmFsVG90YWxzEiMKBWdhdGVzGAMgAygLMhQuYm91Z2gudjEuR2F0ZVJlc3VsdBIOCgZyZWFzb24YBCABKAkSIwoFY2VsbHMYBSADKAsyFC5ib3VnaC52MS5DZWxsUmVzdWx0Ij8KGUV2YWx1YXRpb25DYW5jZWxSZXF1ZXN0ZWQSFAoMcmVxdWVzdGVkX2J5GAEgASgJEgwKBG5vdGUYAiABKAkiOQoTRXZhbHVhdGlvbkNvbXBsZXRlZBIiCgd2ZXJkaWN0GAEgASgOMhEuYm91Z2gudjEuVmVyZGljdCI3ChBFdmFsdWF0aW9uRmFpbGVkEiMKBWVycm9yGAEgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvciJgChNFdmFsdWF0aW9uQ2FuY2VsbGVkEiMKBWVycm9yGAEgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIkCgZ0b3RhbHMYAiABKAsyFC5ib3VnaC52MS5FdmFsVG90YWxzIlsKFEV2YWx1YXRpb25FdmVudEJhdGNoEikKBmV2ZW50cxgBIAMoCzIZLmJvdWdoLnYxLkV2YWx1YXRpb25FdmVudBIYChB0aHJvdWdoX3NlcXVlbmNlGAIgASgDQlkKDGRldi5ib3VnaC52MUIPRXZhbHVhdGlvblByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_agent, file_bough_v1_error, file_bough_v1_eval_result, file_bough_v1_eval_set, file_bough_v1_execution, file_bough_v1_options, file_bough_v1_policy, file_google_protobuf_timestamp]);
 
 /**
  * An evaluation: the job. What it found is an EvalResult.
@@ -329,6 +329,14 @@ export type EvaluationEvent = Message<"bough.v1.EvaluationEvent"> & {
      */
     value: SuspectsPlanned;
     case: "suspectsPlanned";
+  } | {
+    /**
+     * A trial crashed and begins anew. Before its case_trial_ended, at most EvaluationPlanned.retry_crashed times.
+     *
+     * @generated from field: bough.v1.CaseTrialRetried case_trial_retried = 211;
+     */
+    value: CaseTrialRetried;
+    case: "caseTrialRetried";
   } | { case: undefined; value?: undefined };
 };
 
@@ -478,6 +486,20 @@ export type EvaluationPlanned = Message<"bough.v1.EvaluationPlanned"> & {
    * @generated from field: string baseline_not_rerun_reason = 19;
    */
   baselineNotRerunReason: string;
+
+  /**
+   * The cells of the matrix, which is in `eval_set`; empty without one. Each case of the set is planned once for each of them.
+   *
+   * @generated from field: repeated bough.v1.EvalCell cells = 20;
+   */
+  cells: EvalCell[];
+
+  /**
+   * How often a trial that crashed is run again.
+   *
+   * @generated from field: int32 retry_crashed = 21;
+   */
+  retryCrashed: number;
 };
 
 /**
@@ -486,6 +508,41 @@ export type EvaluationPlanned = Message<"bough.v1.EvaluationPlanned"> & {
  */
 export const EvaluationPlannedSchema: GenMessage<EvaluationPlanned> = /*@__PURE__*/
   messageDesc(file_bough_v1_evaluation, 4);
+
+/**
+ * A combination of a matrix's values.
+ *
+ * @generated from message bough.v1.EvalCell
+ */
+export type EvalCell = Message<"bough.v1.EvalCell"> & {
+  /**
+   * The name, such as "model=small, instruction=2"; unique in the evaluation.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * The definition with the values of the cell, which its runs look up before all others.
+   *
+   * @generated from field: bough.v1.AgentDefinition definition = 2;
+   */
+  definition?: AgentDefinition | undefined;
+
+  /**
+   * The values by the names of EvalMatrix's fields; an instruction by its number, from 1.
+   *
+   * @generated from field: map<string, string> values = 3;
+   */
+  values: { [key: string]: string };
+};
+
+/**
+ * Describes the message bough.v1.EvalCell.
+ * Use `create(EvalCellSchema)` to create a new message.
+ */
+export const EvalCellSchema: GenMessage<EvalCell> = /*@__PURE__*/
+  messageDesc(file_bough_v1_evaluation, 5);
 
 /**
  * A case that is to be run and scored.
@@ -506,6 +563,13 @@ export type CasePlanned = Message<"bough.v1.CasePlanned"> & {
    * @generated from field: int32 trials = 2;
    */
   trials: number;
+
+  /**
+   * EvalCell.name of the cell that the case runs in; empty without a matrix.
+   *
+   * @generated from field: string cell = 3;
+   */
+  cell: string;
 };
 
 /**
@@ -513,7 +577,7 @@ export type CasePlanned = Message<"bough.v1.CasePlanned"> & {
  * Use `create(CasePlannedSchema)` to create a new message.
  */
 export const CasePlannedSchema: GenMessage<CasePlanned> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 5);
+  messageDesc(file_bough_v1_evaluation, 6);
 
 /**
  * A trial of a case began.
@@ -548,7 +612,7 @@ export type CaseTrialStarted = Message<"bough.v1.CaseTrialStarted"> & {
  * Use `create(CaseTrialStartedSchema)` to create a new message.
  */
 export const CaseTrialStartedSchema: GenMessage<CaseTrialStarted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 6);
+  messageDesc(file_bough_v1_evaluation, 7);
 
 /**
  * All turns of a trial have ended.
@@ -583,7 +647,49 @@ export type CaseTrialEnded = Message<"bough.v1.CaseTrialEnded"> & {
  * Use `create(CaseTrialEndedSchema)` to create a new message.
  */
 export const CaseTrialEndedSchema: GenMessage<CaseTrialEnded> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 7);
+  messageDesc(file_bough_v1_evaluation, 8);
+
+/**
+ * A trial crashed and begins anew.
+ *
+ * @generated from message bough.v1.CaseTrialRetried
+ */
+export type CaseTrialRetried = Message<"bough.v1.CaseTrialRetried"> & {
+  /**
+   * EvalCase.id of the case that the trial is of.
+   *
+   * @generated from field: string case_id = 1;
+   */
+  caseId: string;
+
+  /**
+   * The number of the trial in its case, from 0.
+   *
+   * @generated from field: int32 trial = 2;
+   */
+  trial: number;
+
+  /**
+   * The attempt that crashed.
+   *
+   * @generated from field: bough.v1.CrashedAttempt crashed_attempt = 3;
+   */
+  crashedAttempt?: CrashedAttempt | undefined;
+
+  /**
+   * The session of the turns of the attempt that begins; empty as in CaseTrialStarted.
+   *
+   * @generated from field: string session_id = 4;
+   */
+  sessionId: string;
+};
+
+/**
+ * Describes the message bough.v1.CaseTrialRetried.
+ * Use `create(CaseTrialRetriedSchema)` to create a new message.
+ */
+export const CaseTrialRetriedSchema: GenMessage<CaseTrialRetried> = /*@__PURE__*/
+  messageDesc(file_bough_v1_evaluation, 9);
 
 /**
  * A trial is scored.
@@ -604,7 +710,7 @@ export type CaseTrialScored = Message<"bough.v1.CaseTrialScored"> & {
  * Use `create(CaseTrialScoredSchema)` to create a new message.
  */
 export const CaseTrialScoredSchema: GenMessage<CaseTrialScored> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 8);
+  messageDesc(file_bough_v1_evaluation, 10);
 
 /**
  * The suspects' fresh trials begin. Their numbers go on where those of the planned trials end: first the candidate's, then as many of
@@ -626,7 +732,7 @@ export type SuspectsPlanned = Message<"bough.v1.SuspectsPlanned"> & {
  * Use `create(SuspectsPlannedSchema)` to create a new message.
  */
 export const SuspectsPlannedSchema: GenMessage<SuspectsPlanned> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 9);
+  messageDesc(file_bough_v1_evaluation, 11);
 
 /**
  * The numbers over all cases and the gates.
@@ -661,6 +767,13 @@ export type EvaluationTotaled = Message<"bough.v1.EvaluationTotaled"> & {
    * @generated from field: string reason = 4;
    */
   reason: string;
+
+  /**
+   * The numbers of each cell, as EvalResult.cells; empty without a matrix.
+   *
+   * @generated from field: repeated bough.v1.CellResult cells = 5;
+   */
+  cells: CellResult[];
 };
 
 /**
@@ -668,7 +781,7 @@ export type EvaluationTotaled = Message<"bough.v1.EvaluationTotaled"> & {
  * Use `create(EvaluationTotaledSchema)` to create a new message.
  */
 export const EvaluationTotaledSchema: GenMessage<EvaluationTotaled> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 10);
+  messageDesc(file_bough_v1_evaluation, 12);
 
 /**
  * The evaluation is to stop.
@@ -696,7 +809,7 @@ export type EvaluationCancelRequested = Message<"bough.v1.EvaluationCancelReques
  * Use `create(EvaluationCancelRequestedSchema)` to create a new message.
  */
 export const EvaluationCancelRequestedSchema: GenMessage<EvaluationCancelRequested> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 11);
+  messageDesc(file_bough_v1_evaluation, 13);
 
 /**
  * The evaluation ended with a verdict.
@@ -717,7 +830,7 @@ export type EvaluationCompleted = Message<"bough.v1.EvaluationCompleted"> & {
  * Use `create(EvaluationCompletedSchema)` to create a new message.
  */
 export const EvaluationCompletedSchema: GenMessage<EvaluationCompleted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 12);
+  messageDesc(file_bough_v1_evaluation, 14);
 
 /**
  * The evaluation ended because it could not continue.
@@ -738,7 +851,7 @@ export type EvaluationFailed = Message<"bough.v1.EvaluationFailed"> & {
  * Use `create(EvaluationFailedSchema)` to create a new message.
  */
 export const EvaluationFailedSchema: GenMessage<EvaluationFailed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 13);
+  messageDesc(file_bough_v1_evaluation, 15);
 
 /**
  * The evaluation ended because it was cancelled.
@@ -766,7 +879,7 @@ export type EvaluationCancelled = Message<"bough.v1.EvaluationCancelled"> & {
  * Use `create(EvaluationCancelledSchema)` to create a new message.
  */
 export const EvaluationCancelledSchema: GenMessage<EvaluationCancelled> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 14);
+  messageDesc(file_bough_v1_evaluation, 16);
 
 /**
  * Some events of an evaluation, in order.
@@ -794,5 +907,5 @@ export type EvaluationEventBatch = Message<"bough.v1.EvaluationEventBatch"> & {
  * Use `create(EvaluationEventBatchSchema)` to create a new message.
  */
 export const EvaluationEventBatchSchema: GenMessage<EvaluationEventBatch> = /*@__PURE__*/
-  messageDesc(file_bough_v1_evaluation, 15);
+  messageDesc(file_bough_v1_evaluation, 17);
 

@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/evaluation_ref.proto.
  */
 export const file_bough_v1_evaluation_ref: GenFile = /*@__PURE__*/
-  fileDesc("Ch1ib3VnaC92MS9ldmFsdWF0aW9uX3JlZi5wcm90bxIIYm91Z2gudjEixAEKDUV2YWx1YXRpb25SZWYSFQoNZXZhbHVhdGlvbl9pZBgBIAEoCRIPCgdjYXNlX2lkGAIgASgJEg0KBXRyaWFsGAMgASgFEhEKBHR1cm4YBCABKAVIAIgBARImCgRyb2xlGAUgASgOMhguYm91Z2gudjEuRXZhbHVhdGlvblJvbGUSDgoGbWV0cmljGAYgASgJEhEKCXJ1YnJpY19pZBgHIAEoCRIVCg1qdWRnZWRfcnVuX2lkGAggASgJQgcKBV90dXJuKoABCg5FdmFsdWF0aW9uUm9sZRIfChtFVkFMVUFUSU9OX1JPTEVfVU5TUEVDSUZJRUQQABIYChRFVkFMVUFUSU9OX1JPTEVfVFVSThABEhkKFUVWQUxVQVRJT05fUk9MRV9KVURHRRACEhgKFEVWQUxVQVRJT05fUk9MRV9VU0VSEANCXAoMZGV2LmJvdWdoLnYxQhJFdmFsdWF0aW9uUmVmUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM");
+  fileDesc("Ch1ib3VnaC92MS9ldmFsdWF0aW9uX3JlZi5wcm90bxIIYm91Z2gudjEi1QEKDUV2YWx1YXRpb25SZWYSFQoNZXZhbHVhdGlvbl9pZBgBIAEoCRIPCgdjYXNlX2lkGAIgASgJEg0KBXRyaWFsGAMgASgFEhEKBHR1cm4YBCABKAVIAIgBARImCgRyb2xlGAUgASgOMhguYm91Z2gudjEuRXZhbHVhdGlvblJvbGUSDgoGbWV0cmljGAYgASgJEhEKCXJ1YnJpY19pZBgHIAEoCRIVCg1qdWRnZWRfcnVuX2lkGAggASgJEg8KB2F0dGVtcHQYCSABKAVCBwoFX3R1cm4qgAEKDkV2YWx1YXRpb25Sb2xlEh8KG0VWQUxVQVRJT05fUk9MRV9VTlNQRUNJRklFRBAAEhgKFEVWQUxVQVRJT05fUk9MRV9UVVJOEAESGQoVRVZBTFVBVElPTl9ST0xFX0pVREdFEAISGAoURVZBTFVBVElPTl9ST0xFX1VTRVIQA0JcCgxkZXYuYm91Z2gudjFCEkV2YWx1YXRpb25SZWZQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw");
 
 /**
  * What a run is in the evaluation that started it. Recorded with the run, which outlives its evaluation.
@@ -76,6 +76,13 @@ export type EvaluationRef = Message<"bough.v1.EvaluationRef"> & {
    * @generated from field: string judged_run_id = 8;
    */
   judgedRunId: string;
+
+  /**
+   * The number of the attempt at the trial, from 0; above 0 after crashes, see EvalDefaults.retry_crashed. 0 for a judge.
+   *
+   * @generated from field: int32 attempt = 9;
+   */
+  attempt: number;
 };
 
 /**

@@ -28,7 +28,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/invocation.proto.
  */
 export const file_bough_v1_invocation: GenFile = /*@__PURE__*/
-  fileDesc("Chlib3VnaC92MS9pbnZvY2F0aW9uLnByb3RvEghib3VnaC52MSJWCgdBbm9tYWx5EiMKBGtpbmQYASABKA4yFS5ib3VnaC52MS5Bbm9tYWx5S2luZBIPCgdtZXNzYWdlGAIgASgJEhUKDWludm9jYXRpb25faWQYAyABKAki8wYKCkludm9jYXRpb24SFQoNaW52b2NhdGlvbl9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSEgoKc2Vzc2lvbl9pZBgDIAEoCRINCgVhZ2VudBgEIAEoCRIwCgZsYWJlbHMYBSADKAsyIC5ib3VnaC52MS5JbnZvY2F0aW9uLkxhYmVsc0VudHJ5EicKDHVzZXJfY29udGVudBgGIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USKQoOZmluYWxfcmVzcG9uc2UYByABKAsyES5ib3VnaC52MS5NZXNzYWdlEjEKFmludGVybWVkaWF0ZV9yZXNwb25zZXMYCCADKAsyES5ib3VnaC52MS5NZXNzYWdlEicKBXRvb2xzGAkgAygLMhguYm91Z2gudjEuVG9vbEludm9jYXRpb24SKQoGYWdlbnRzGAogAygLMhkuYm91Z2gudjEuQWdlbnRJbnZvY2F0aW9uEiIKBXN0ZXBzGAsgAygLMhMuYm91Z2gudjEuQWdlbnRTdGVwEicKBXN0YXRlGAwgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIwoFZXJyb3IYDSABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEiMKCnRyZWVfdXNhZ2UYDiABKAsyDy5ib3VnaC52MS5Vc2FnZRIoCg9pbmhlcml0ZWRfdXNhZ2UYDyABKAsyDy5ib3VnaC52MS5Vc2FnZRIuCgpzdGFydF90aW1lGBAgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFgoOYXNfb2Zfc2VxdWVuY2UYEiABKAMSEAoIY29tcGxldGUYEyABKAgSKQoLZm9ya2VkX2Zyb20YFCABKAsyFC5ib3VnaC52MS5Gb3JrT3JpZ2luEhQKDGFnZW50c190b3RhbBgVIAEoBRITCgt0b29sc190b3RhbBgWIAEoBRIkCglhbm9tYWxpZXMYFyADKAsyES5ib3VnaC52MS5Bbm9tYWx5EhoKEnNlc3Npb25fc3RhdGVfanNvbhgYIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIrwECg5Ub29sSW52b2NhdGlvbhIPCgdjYWxsX2lkGAEgASgJEgwKBG5hbWUYAiABKAkSFgoOYXJndW1lbnRzX2pzb24YAyABKAkSEwoLcmVzdWx0X2pzb24YBCABKAkSJwoFc3RhdGUYBSABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgGIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDQoFYWdlbnQYByABKAkSFQoNaW52b2NhdGlvbl9pZBgIIAEoCRIbChNjaGlsZF9pbnZvY2F0aW9uX2lkGAkgASgJEhcKCnN0ZXBfaW5kZXgYCiABKAVIAIgBARIQCghzZXF1ZW5jZRgLIAEoAxIuCgpzdGFydF90aW1lGAwgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRfdGltZRgNIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGwoTYXJndW1lbnRzX3RydW5jYXRlZBgOIAEoCBIYChByZXN1bHRfdHJ1bmNhdGVkGA8gASgIEg8KB3N0ZXBfaWQYECABKAkSHwoXZXhlY3V0ZWRfYXJndW1lbnRzX2pzb24YESABKAkSJAocZXhlY3V0ZWRfYXJndW1lbnRzX3RydW5jYXRlZBgSIAEoCBIXCgptb2NrX2luZGV4GBMgASgFSAGIAQFCDQoLX3N0ZXBfaW5kZXhCDQoLX21vY2tfaW5kZXgijgcKD0FnZW50SW52b2NhdGlvbhIVCg1pbnZvY2F0aW9uX2lkGAEgASgJEhwKFHBhcmVudF9pbnZvY2F0aW9uX2lkGAIgASgJEgwKBG5hbWUYAyABKAkSDgoGYnJhbmNoGAQgASgJEhAKCHJ1bl9wYXRoGAUgAygJEiEKBGtpbmQYBiABKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQSLAoHdHJpZ2dlchgHIAEoDjIbLmJvdWdoLnYxLkludm9jYXRpb25UcmlnZ2VyEg8KB2NhbGxfaWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAkSDQoFZGVwdGgYCiABKAUSEwoLY2hpbGRfY291bnQYCyABKAUSJwoFc3RhdGUYDCABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRInCgplbmRfcmVhc29uGA0gASgOMhMuYm91Z2gudjEuRW5kUmVhc29uEiMKBWVycm9yGA4gASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIuCgpzdGFydF90aW1lGA8gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRfdGltZRgQIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASHgoFdXNhZ2UYESABKAsyDy5ib3VnaC52MS5Vc2FnZRIjCgp0cmVlX3VzYWdlGBIgASgLMg8uYm91Z2gudjEuVXNhZ2USEgoKc3RlcF9jb3VudBgTIAEoBRIgCgVpbnB1dBgUIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USIQoGb3V0cHV0GBUgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIQCgh0cmFjZV9pZBgWIAEoCRIPCgdzcGFuX2lkGBcgASgJEiQKCWFub21hbGllcxgZIAMoCzIRLmJvdWdoLnYxLkFub21hbHkSLQoNY2FuY2VsX3JlYXNvbhgaIAEoDjIWLmJvdWdoLnYxLkNhbmNlbFJlYXNvbhIaChJmcm9tX2ludm9jYXRpb25faWQYGyABKAkSFgoJaXRlcmF0aW9uGBwgASgFSACIAQESKQoIc2V0dGluZ3MYHSABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzEhcKCm1vY2tfaW5kZXgYHiABKAVIAYgBAUIMCgpfaXRlcmF0aW9uQg0KC19tb2NrX2luZGV4IjAKBlJ1blJlZhIOCgZydW5faWQYASABKAkSFgoOYXNfb2Zfc2VxdWVuY2UYAiABKAMiaQoQSW52b2NhdGlvblNvdXJjZRIfCgNydW4YASABKAsyEC5ib3VnaC52MS5SdW5SZWZIABIqCgppbnZvY2F0aW9uGAIgASgLMhQuYm91Z2gudjEuSW52b2NhdGlvbkgAQggKBnNvdXJjZSKWAgoRSW52b2NhdGlvbk9wdGlvbnMSFQoNaW5jbHVkZV9zdGVwcxgBIAEoCBIXCgptYXhfYWdlbnRzGAIgASgFSACIAQESFgoJbWF4X3Rvb2xzGAMgASgFSAGIAQESIAoTbWF4X3Rvb2xfYXJnc19ieXRlcxgEIAEoBUgCiAEBEiIKFW1heF90b29sX3Jlc3VsdF9ieXRlcxgFIAEoBUgDiAEBEhYKCW1heF9ieXRlcxgGIAEoBUgEiAEBQg0KC19tYXhfYWdlbnRzQgwKCl9tYXhfdG9vbHNCFgoUX21heF90b29sX2FyZ3NfYnl0ZXNCGAoWX21heF90b29sX3Jlc3VsdF9ieXRlc0IMCgpfbWF4X2J5dGVzKtsCCgtBbm9tYWx5S2luZBIcChhBTk9NQUxZX0tJTkRfVU5TUEVDSUZJRUQQABIdChlBTk9NQUxZX0tJTkRfU0VWRVJBTF9SVU5TEAESJAogQU5PTUFMWV9LSU5EX1NFUVVFTkNFX05PVF9SSVNJTkcQAhIfChtBTk9NQUxZX0tJTkRfTUlTU0lOR19QQVJFTlQQAxIdChlBTk9NQUxZX0tJTkRfUEFSRU5UX0NZQ0xFEAQSFwoTQU5PTUFMWV9LSU5EX05PX0VORBAFEhkKFUFOT01BTFlfS0lORF9SRVBFQVRFRBAGEh8KG0FOT01BTFlfS0lORF9DQUxMX0lEX1JFVVNFRBAHEh8KG0FOT01BTFlfS0lORF9TVEFURV9DT05GTElDVBAIEh0KGUFOT01BTFlfS0lORF9JTlZBTElEX1RJTUUQCRIUChBBTk9NQUxZX0tJTkRfQ1VUEApCWQoMZGV2LmJvdWdoLnYxQg9JbnZvY2F0aW9uUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_message, file_bough_v1_model, file_bough_v1_step, file_bough_v1_usage, file_google_protobuf_timestamp]);
+  fileDesc("Chlib3VnaC92MS9pbnZvY2F0aW9uLnByb3RvEghib3VnaC52MSJWCgdBbm9tYWx5EiMKBGtpbmQYASABKA4yFS5ib3VnaC52MS5Bbm9tYWx5S2luZBIPCgdtZXNzYWdlGAIgASgJEhUKDWludm9jYXRpb25faWQYAyABKAki8wYKCkludm9jYXRpb24SFQoNaW52b2NhdGlvbl9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSEgoKc2Vzc2lvbl9pZBgDIAEoCRINCgVhZ2VudBgEIAEoCRIwCgZsYWJlbHMYBSADKAsyIC5ib3VnaC52MS5JbnZvY2F0aW9uLkxhYmVsc0VudHJ5EicKDHVzZXJfY29udGVudBgGIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USKQoOZmluYWxfcmVzcG9uc2UYByABKAsyES5ib3VnaC52MS5NZXNzYWdlEjEKFmludGVybWVkaWF0ZV9yZXNwb25zZXMYCCADKAsyES5ib3VnaC52MS5NZXNzYWdlEicKBXRvb2xzGAkgAygLMhguYm91Z2gudjEuVG9vbEludm9jYXRpb24SKQoGYWdlbnRzGAogAygLMhkuYm91Z2gudjEuQWdlbnRJbnZvY2F0aW9uEiIKBXN0ZXBzGAsgAygLMhMuYm91Z2gudjEuQWdlbnRTdGVwEicKBXN0YXRlGAwgASgOMhguYm91Z2gudjEuRXhlY3V0aW9uU3RhdGUSIwoFZXJyb3IYDSABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEiMKCnRyZWVfdXNhZ2UYDiABKAsyDy5ib3VnaC52MS5Vc2FnZRIoCg9pbmhlcml0ZWRfdXNhZ2UYDyABKAsyDy5ib3VnaC52MS5Vc2FnZRIuCgpzdGFydF90aW1lGBAgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFgoOYXNfb2Zfc2VxdWVuY2UYEiABKAMSEAoIY29tcGxldGUYEyABKAgSKQoLZm9ya2VkX2Zyb20YFCABKAsyFC5ib3VnaC52MS5Gb3JrT3JpZ2luEhQKDGFnZW50c190b3RhbBgVIAEoBRITCgt0b29sc190b3RhbBgWIAEoBRIkCglhbm9tYWxpZXMYFyADKAsyES5ib3VnaC52MS5Bbm9tYWx5EhoKEnNlc3Npb25fc3RhdGVfanNvbhgYIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIuYECg5Ub29sSW52b2NhdGlvbhIPCgdjYWxsX2lkGAEgASgJEgwKBG5hbWUYAiABKAkSFgoOYXJndW1lbnRzX2pzb24YAyABKAkSEwoLcmVzdWx0X2pzb24YBCABKAkSJwoFc3RhdGUYBSABKA4yGC5ib3VnaC52MS5FeGVjdXRpb25TdGF0ZRIjCgVlcnJvchgGIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISDQoFYWdlbnQYByABKAkSFQoNaW52b2NhdGlvbl9pZBgIIAEoCRIbChNjaGlsZF9pbnZvY2F0aW9uX2lkGAkgASgJEhcKCnN0ZXBfaW5kZXgYCiABKAVIAIgBARIQCghzZXF1ZW5jZRgLIAEoAxIuCgpzdGFydF90aW1lGAwgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCghlbmRfdGltZRgNIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGwoTYXJndW1lbnRzX3RydW5jYXRlZBgOIAEoCBIYChByZXN1bHRfdHJ1bmNhdGVkGA8gASgIEg8KB3N0ZXBfaWQYECABKAkSHwoXZXhlY3V0ZWRfYXJndW1lbnRzX2pzb24YESABKAkSJAocZXhlY3V0ZWRfYXJndW1lbnRzX3RydW5jYXRlZBgSIAEoCBIXCgptb2NrX2luZGV4GBMgASgFSAGIAQESGAoLZmF1bHRfaW5kZXgYFCABKAVIAogBAUINCgtfc3RlcF9pbmRleEINCgtfbW9ja19pbmRleEIOCgxfZmF1bHRfaW5kZXgiKgoKRmF1bHRDb3VudBINCgVpbmRleBgBIAEoBRINCgVjb3VudBgCIAEoAyK6BwoPQWdlbnRJbnZvY2F0aW9uEhUKDWludm9jYXRpb25faWQYASABKAkSHAoUcGFyZW50X2ludm9jYXRpb25faWQYAiABKAkSDAoEbmFtZRgDIAEoCRIOCgZicmFuY2gYBCABKAkSEAoIcnVuX3BhdGgYBSADKAkSIQoEa2luZBgGIAEoDjITLmJvdWdoLnYxLkFnZW50S2luZBIsCgd0cmlnZ2VyGAcgASgOMhsuYm91Z2gudjEuSW52b2NhdGlvblRyaWdnZXISDwoHY2FsbF9pZBgIIAEoCRIQCghyZXZpc2lvbhgJIAEoCRINCgVkZXB0aBgKIAEoBRITCgtjaGlsZF9jb3VudBgLIAEoBRInCgVzdGF0ZRgMIAEoDjIYLmJvdWdoLnYxLkV4ZWN1dGlvblN0YXRlEicKCmVuZF9yZWFzb24YDSABKA4yEy5ib3VnaC52MS5FbmRSZWFzb24SIwoFZXJyb3IYDiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEi4KCnN0YXJ0X3RpbWUYDyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKCGVuZF90aW1lGBAgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIeCgV1c2FnZRgRIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiMKCnRyZWVfdXNhZ2UYEiABKAsyDy5ib3VnaC52MS5Vc2FnZRISCgpzdGVwX2NvdW50GBMgASgFEiAKBWlucHV0GBQgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIhCgZvdXRwdXQYFSABKAsyES5ib3VnaC52MS5NZXNzYWdlEhAKCHRyYWNlX2lkGBYgASgJEg8KB3NwYW5faWQYFyABKAkSJAoJYW5vbWFsaWVzGBkgAygLMhEuYm91Z2gudjEuQW5vbWFseRItCg1jYW5jZWxfcmVhc29uGBogASgOMhYuYm91Z2gudjEuQ2FuY2VsUmVhc29uEhoKEmZyb21faW52b2NhdGlvbl9pZBgbIAEoCRIWCglpdGVyYXRpb24YHCABKAVIAIgBARIpCghzZXR0aW5ncxgdIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MSFwoKbW9ja19pbmRleBgeIAEoBUgBiAEBEioKDG1vZGVsX2ZhdWx0cxgfIAMoCzIULmJvdWdoLnYxLkZhdWx0Q291bnRCDAoKX2l0ZXJhdGlvbkINCgtfbW9ja19pbmRleCIwCgZSdW5SZWYSDgoGcnVuX2lkGAEgASgJEhYKDmFzX29mX3NlcXVlbmNlGAIgASgDImkKEEludm9jYXRpb25Tb3VyY2USHwoDcnVuGAEgASgLMhAuYm91Z2gudjEuUnVuUmVmSAASKgoKaW52b2NhdGlvbhgCIAEoCzIULmJvdWdoLnYxLkludm9jYXRpb25IAEIICgZzb3VyY2UilgIKEUludm9jYXRpb25PcHRpb25zEhUKDWluY2x1ZGVfc3RlcHMYASABKAgSFwoKbWF4X2FnZW50cxgCIAEoBUgAiAEBEhYKCW1heF90b29scxgDIAEoBUgBiAEBEiAKE21heF90b29sX2FyZ3NfYnl0ZXMYBCABKAVIAogBARIiChVtYXhfdG9vbF9yZXN1bHRfYnl0ZXMYBSABKAVIA4gBARIWCgltYXhfYnl0ZXMYBiABKAVIBIgBAUINCgtfbWF4X2FnZW50c0IMCgpfbWF4X3Rvb2xzQhYKFF9tYXhfdG9vbF9hcmdzX2J5dGVzQhgKFl9tYXhfdG9vbF9yZXN1bHRfYnl0ZXNCDAoKX21heF9ieXRlcyrbAgoLQW5vbWFseUtpbmQSHAoYQU5PTUFMWV9LSU5EX1VOU1BFQ0lGSUVEEAASHQoZQU5PTUFMWV9LSU5EX1NFVkVSQUxfUlVOUxABEiQKIEFOT01BTFlfS0lORF9TRVFVRU5DRV9OT1RfUklTSU5HEAISHwobQU5PTUFMWV9LSU5EX01JU1NJTkdfUEFSRU5UEAMSHQoZQU5PTUFMWV9LSU5EX1BBUkVOVF9DWUNMRRAEEhcKE0FOT01BTFlfS0lORF9OT19FTkQQBRIZChVBTk9NQUxZX0tJTkRfUkVQRUFURUQQBhIfChtBTk9NQUxZX0tJTkRfQ0FMTF9JRF9SRVVTRUQQBxIfChtBTk9NQUxZX0tJTkRfU1RBVEVfQ09ORkxJQ1QQCBIdChlBTk9NQUxZX0tJTkRfSU5WQUxJRF9USU1FEAkSFAoQQU5PTUFMWV9LSU5EX0NVVBAKQlkKDGRldi5ib3VnaC52MUIPSW52b2NhdGlvblByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_error, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_message, file_bough_v1_model, file_bough_v1_step, file_bough_v1_usage, file_google_protobuf_timestamp]);
 
 /**
  * An inconsistency in the events of a run. The record is made in spite of it.
@@ -382,11 +382,19 @@ export type ToolInvocation = Message<"bough.v1.ToolInvocation"> & {
   executedArgumentsTruncated: boolean;
 
   /**
-   * The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none.
+   * The mock that answered instead of the tool, as ToolStarted.mock_index; absent if there was none, and if it
+   * answered before a fork that brings mocks, which have numbers from 0 again.
    *
    * @generated from field: optional int32 mock_index = 19;
    */
   mockIndex?: number | undefined;
+
+  /**
+   * The fault that was injected into the call, as ToolStarted.fault_index; absent if there was none.
+   *
+   * @generated from field: optional int32 fault_index = 20;
+   */
+  faultIndex?: number | undefined;
 };
 
 /**
@@ -395,6 +403,34 @@ export type ToolInvocation = Message<"bough.v1.ToolInvocation"> & {
  */
 export const ToolInvocationSchema: GenMessage<ToolInvocation> = /*@__PURE__*/
   messageDesc(file_bough_v1_invocation, 2);
+
+/**
+ * How often a fault of an evaluation was injected.
+ *
+ * @generated from message bough.v1.FaultCount
+ */
+export type FaultCount = Message<"bough.v1.FaultCount"> & {
+  /**
+   * The number of the fault in ToolMocks.faults of the run, from 0.
+   *
+   * @generated from field: int32 index = 1;
+   */
+  index: number;
+
+  /**
+   * How many calls or attempts it was injected into.
+   *
+   * @generated from field: int64 count = 2;
+   */
+  count: bigint;
+};
+
+/**
+ * Describes the message bough.v1.FaultCount.
+ * Use `create(FaultCountSchema)` to create a new message.
+ */
+export const FaultCountSchema: GenMessage<FaultCount> = /*@__PURE__*/
+  messageDesc(file_bough_v1_invocation, 3);
 
 /**
  * One agent's execution in a run: a node of the tree.
@@ -602,11 +638,19 @@ export type AgentInvocation = Message<"bough.v1.AgentInvocation"> & {
   settings?: ModelSettings | undefined;
 
   /**
-   * The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none.
+   * The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none, and if it
+   * answered before a fork that brings mocks, which have numbers from 0 again.
    *
    * @generated from field: optional int32 mock_index = 30;
    */
   mockIndex?: number | undefined;
+
+  /**
+   * The faults that were injected into attempts of its model calls, by number; empty for none.
+   *
+   * @generated from field: repeated bough.v1.FaultCount model_faults = 31;
+   */
+  modelFaults: FaultCount[];
 };
 
 /**
@@ -614,7 +658,7 @@ export type AgentInvocation = Message<"bough.v1.AgentInvocation"> & {
  * Use `create(AgentInvocationSchema)` to create a new message.
  */
 export const AgentInvocationSchema: GenMessage<AgentInvocation> = /*@__PURE__*/
-  messageDesc(file_bough_v1_invocation, 3);
+  messageDesc(file_bough_v1_invocation, 4);
 
 /**
  * A run of this server, up to a sequence. What a call that names one says of a run that is not there, or of a sequence beyond its
@@ -643,7 +687,7 @@ export type RunRef = Message<"bough.v1.RunRef"> & {
  * Use `create(RunRefSchema)` to create a new message.
  */
 export const RunRefSchema: GenMessage<RunRef> = /*@__PURE__*/
-  messageDesc(file_bough_v1_invocation, 4);
+  messageDesc(file_bough_v1_invocation, 5);
 
 /**
  * A record, stored or given.
@@ -681,7 +725,7 @@ export type InvocationSource = Message<"bough.v1.InvocationSource"> & {
  * Use `create(InvocationSourceSchema)` to create a new message.
  */
 export const InvocationSourceSchema: GenMessage<InvocationSource> = /*@__PURE__*/
-  messageDesc(file_bough_v1_invocation, 5);
+  messageDesc(file_bough_v1_invocation, 6);
 
 /**
  * How much of a record to return. Absent numbers take their defaults; the smallest limit wins.
@@ -737,7 +781,7 @@ export type InvocationOptions = Message<"bough.v1.InvocationOptions"> & {
  * Use `create(InvocationOptionsSchema)` to create a new message.
  */
 export const InvocationOptionsSchema: GenMessage<InvocationOptions> = /*@__PURE__*/
-  messageDesc(file_bough_v1_invocation, 6);
+  messageDesc(file_bough_v1_invocation, 7);
 
 /**
  * The kind of an inconsistency in events.
