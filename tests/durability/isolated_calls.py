@@ -34,8 +34,10 @@ NOT_LOOKED_UP: Final = frozenset(
         *("labels", "event_names", "paths", "answered_by", "config_json", "session_state_json", "equals_json"),
         *("subset_json", "schema_json", "regex", "ignore", "name_regex", "exact", "contains", "excludes", "template"),
         *("question", "user", "id", "gates", "case_id", "case_ids", "eval_set_name", "agents"),
+        *("answer_json", "instruction", "path", "reference", "goal", "persona", "plan", "stop_when", "fault_seed"),
         # Names of agents, tools, functions and models: of the operator, or of the tenant.
         *("name", "agent", "agents", "tool", "model", "caller", "revision", "function", "forbidden"),
+        *("models", "from_agent", "to_agent"),
     }
 )
 """The names of the other fields."""

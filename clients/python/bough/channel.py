@@ -25,7 +25,18 @@ CALL_TIMEOUT: Final = 10.0
 """Default timeout of any other call, in seconds."""
 
 RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
-    "bough.v1.AgentService": ("Run", "WatchRun", "ResumeRun", "ForkRun", "CancelRun", "GetRun", "ListRuns"),
+    "bough.v1.AccessService": ("GetCaller",),
+    "bough.v1.AgentService": (
+        "Run",
+        "WatchRun",
+        "ResumeRun",
+        "ForkRun",
+        "CancelRun",
+        "GetRun",
+        "ListRuns",
+        "ListInputRequests",
+        "AnswerInput",
+    ),
     "bough.v1.EvalService": (
         "GetInvocation",
         "AggregateEvents",
@@ -58,7 +69,8 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Idempotent methods by service, which the channel may retry.
 
-Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id.
+Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id, and
+AnswerInput because an equal answer is accepted again.
 Methods that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession,
 DeleteAgent or DeleteEvaluation nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another
 caller's change in between.
