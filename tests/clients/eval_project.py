@@ -19,7 +19,7 @@ cases:
   - id: bergen
     turns: [{{user: And in Bergen, expect: {{answer: {{contains: [boat]}}}}}}]
 """
-SLOW = "name: slow\nagent: sleeper\ncases: [{id: a, turns: [{user: Hm}]}, {id: b, turns: [{user: Hm}]}]\n"
+SLOW = "name: slow\nagent: sleeper\ncases: [{id: oslo, turns: [{user: Hm}]}, {id: bergen, turns: [{user: Hm}]}]\n"
 """Cases that take a minute each."""
 
 
