@@ -50,6 +50,7 @@ async def test_a_newcomer_finds_the_services_by_reflection_and_runs_a_turn_by_ha
         log = await remote.log(events[0].run_id)
     services = {method.partition("/")[0] for method in listed}
     assert {name for name in services if name.startswith("bough.")} == {
+        "bough.v1.AccessService",
         "bough.v1.AgentService",
         "bough.v1.CatalogService",
         "bough.v1.EvalService",

@@ -448,7 +448,7 @@ async def test_a_command_says_that_its_server_is_lost_and_continues_with_the_nex
     async with serving(config, arguments=("--port", str(port))):
         out, err = await running.communicate()
 
-    assert (running.returncode, out.decode().splitlines()[:2]) == (0, ["passed      a", "passed      b"])
+    assert (running.returncode, out.decode().splitlines()[:2]) == (0, ["passed      oslo", "passed      bergen"])
     lost, *progress = err.decode().splitlines()
     assert lost == "The connection to the server was lost. Rejoining the evaluation for up to 60 s."
-    assert sorted(progress) == ["a passed", "b passed"]
+    assert sorted(progress) == ["bergen passed", "oslo passed"]

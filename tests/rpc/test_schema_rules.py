@@ -67,7 +67,9 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "int32.gte": lambda least: least - 1,
     "int32.lte": lambda most: most + 1,
     "int64.gte": lambda least: least - 1,
+    "double.gt": lambda bound: bound,
     "double.gte": lambda least: least - 1,
+    "double.lte": lambda most: most + 1,
     "double.finite": lambda _: math.inf,
     "enum.defined_only": lambda _: 99,
     "enum.not_in": lambda refused: refused[0],
@@ -130,6 +132,8 @@ def rules_of(field: FieldDescriptor, rules: Any) -> Iterator[tuple[str, Callable
                 yield f"{name}.{inner}", breach_of_item(field, name, VALUES[inner](bound))
             for rule in said.cel:
                 yield f"{name}.{rule.id}", breach_of_item(field, name, TEXTS[rule.id])
+        elif name == "repeated.unique":
+            yield name, breach_of_uniqueness(field)
         elif name in LISTS:
             yield name, breach_of_list(field, LISTS[name](said))
         else:
@@ -173,6 +177,14 @@ def breach_of_list(field: FieldDescriptor, count: int) -> Callable[[Message], st
                     items[f"key{number}"] = ""
             else:
                 items.add()
+        return field.name
+
+    return breach
+
+
+def breach_of_uniqueness(field: FieldDescriptor) -> Callable[[Message], str]:
+    def breach(message: Message) -> str:
+        getattr(message, field.name).extend(["same" if field.type == field.TYPE_STRING else 1] * 2)
         return field.name
 
     return breach

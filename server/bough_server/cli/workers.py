@@ -225,8 +225,10 @@ def end_with_parent() -> None:
     """Stop this process, a worker, when its parent has ended: then its standard input, a socket, does."""
 
     def wait() -> None:
-        while os.read(0, 1024):
-            pass
+        # Reset instead of ended, if the parent has not read all that was reported to it.
+        with suppress(OSError):
+            while os.read(0, 1024):
+                pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     make_thread(wait, name="bough-parent").start()
