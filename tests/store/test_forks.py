@@ -181,7 +181,7 @@ async def test_a_forks_deadline_user_and_excerpt_are_its_own(store: Store) -> No
     plain, other = Fork(number=3), Fork(number=4, principal=carl)
     await store.log.fork(plain.of(origin, 1))
     await store.log.fork(other.of(origin, 1, changes=changes, principal=carl))
-    first, second = [(await store.runs.get(ANNE, fork.run_id)).run for fork in (plain, other)]
+    first, second = [(await store.runs.get(user, fork.run_id)).run for user, fork in ((ANNE, plain), (carl, other))]
     assert (first.user_id, first.input_excerpt, first.HasField("deadline_time")) == ("anne", "Why?", False)
     assert (second.user_id, second.input_excerpt) == ("carl", "How is it?")
     assert second.deadline_time.ToNanoseconds() == START_NS
