@@ -10,7 +10,7 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server.agents.function import agent
 from bough_server.errors import NotFound
-from bough_server.identity import Principal
+from bough_server.identity import Principal, WholeTenant
 from bough_server.log import events
 from bough_server.runtime.agent import Context
 from bough_server.store.ports.runs import Page, RunFilter
@@ -67,7 +67,7 @@ async def test_a_cancelled_run_says_why_and_who_asked_for_it(tmp_path: Path) -> 
         run = await harness.start("p")
         await hold.all_reached()
         anne = Principal(tenant_id=ME.tenant_id, user_id="anne")
-        await harness.runs.cancel(anne, run.run_id, note="Wrong file.")
+        await harness.runs.cancel(anne, run.run_id, note="Wrong file.", scope=WholeTenant(tenant_id=ME.tenant_id))
         log = await harness.log(run)
         await check_replay(harness, log)
     assert having(log, "cancel_requested")[0].cancel_requested == event_pb2.CancelRequested(

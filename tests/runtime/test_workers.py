@@ -12,7 +12,7 @@ import structlog
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, input_pb2, message_pb2
 from bough_server.agents.function import FunctionAgent, agent
 from bough_server.errors import RunParked, StorageFailed
-from bough_server.identity import Principal
+from bough_server.identity import Principal, WholeTenant
 from bough_server.runs.commands import RemoteCommands
 from bough_server.runs.runs import Runs
 from bough_server.runtime.agent import Context
@@ -75,7 +75,9 @@ async def test_a_cancel_of_another_workers_run_reaches_it_by_letter(tmp_path: Pa
         await theirs.runs.recover()
         run = await mine.start("slow")
         await slow.began.wait()
-        await theirs.runs.cancel(ANNE, run.run_id, note="It takes too long.")
+        await theirs.runs.cancel(
+            ANNE, run.run_id, note="It takes too long.", scope=WholeTenant(tenant_id=ANNE.tenant_id)
+        )
         log = await mine.log(run)
         check_laws(log)
         assert await mine.store.mailbox.take(run.run_id) == []
