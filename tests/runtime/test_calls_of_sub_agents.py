@@ -287,7 +287,8 @@ def _make_first_revision(database: sqlite3.Connection) -> None:
         database.execute(f"DROP TABLE {table}")
     for index in (
         *("runs_of_evaluation", "runs_of_evaluations", "evaluations_newest_first", "evaluations_of_set"),
-        "runs_by_owner",
+        *("runs_by_owner", "runs_of_user", "evaluation_runs_of_user", "evaluations_of_user", "sessions_of_user"),
+        "runs_asking",
     ):
         database.execute(f"DROP INDEX {index}")
     for index, columns in (("runs_by_request", "request_id"), ("runs_newest_first", "create_time_ns")):

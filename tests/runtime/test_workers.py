@@ -451,7 +451,9 @@ async def test_a_cancel_that_the_owner_drops_is_sent_again(tmp_path: Path) -> No
         run = await mine.start("slow")
         await slow.began.wait()
         dropping = asyncio.create_task(drop_first())
-        cancelling = asyncio.create_task(theirs.runs.cancel(ANNE, run.run_id, note="It takes too long."))
+        cancelling = asyncio.create_task(
+            theirs.runs.cancel(ANNE, run.run_id, note="It takes too long.", scope=WholeTenant(tenant_id=ANNE.tenant_id))
+        )
         await dropping
         await mine.runs.recover()
         await cancelling
