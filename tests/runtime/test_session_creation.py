@@ -10,7 +10,7 @@ from bough_server.errors import NotFound, RequestIdReused, SessionBusy
 from bough_server.identity import Principal
 from bough_server.store.opening import rebuild_projections
 from tests.support.log_readings import answer_of, check_replay, having, text_of
-from tests.support.run_harness import ME
+from tests.support.run_harness import EVERYONE, ME
 from tests.support.session_agents import CANCEL_INTERRUPTED, QUEUE, Floor, Run, harness
 
 CHAT = "chat-1"
@@ -90,9 +90,9 @@ async def test_a_session_of_another_tenant_is_another_session(tmp_path: Path, fl
 async def test_a_run_says_which_user_started_it(tmp_path: Path, floor: Floor) -> None:
     async with harness(tmp_path, floor) as it:
         log = await it.log(await it.start("speaker", "a", session_id=CHAT, creates=True))
-        annes = await it.log(await it.start("speaker", "b", session_id=CHAT, principal=ANNE))
+        annes = await it.log(await it.start("speaker", "b", session_id="annes", creates=True, principal=ANNE))
         fork = await it.log(await it.fork(Run(run_id=annes[0].run_id), 1, principal=ME))
-        rows = [(await it.runs.get(ME, each[0].run_id)).run.user_id for each in (log, annes, fork)]
+        rows = [(await it.runs.get(EVERYONE, each[0].run_id)).run.user_id for each in (log, annes, fork)]
     assert [each[0].run_started.user_id for each in (log, annes, fork)] == ["local", "anne", "anne"]
     assert having(fork, "run_forked")[0].run_forked.user_id == "local"
     assert rows == ["local", "anne", "local"]

@@ -27,7 +27,7 @@ from bough_server.agents.registry import ListedModels, Registry
 from bough_server.clock import Clock, SystemClock
 from bough_server.engine.files import FileCache, SessionFiles
 from bough_server.functions import Function
-from bough_server.identity import Principal
+from bough_server.identity import Principal, WholeTenant
 from bough_server.log import events
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Parent, Tracing, make_provider
@@ -51,6 +51,7 @@ from tests.support.databases import database_in
 _workers = count(1)
 
 ME = Principal(tenant_id="local", user_id="local")
+EVERYONE = WholeTenant(tenant_id=ME.tenant_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +145,15 @@ class RunHarness:
             policy=policy,
             changes=fork_pb2.ForkChanges(**changes) if changes else None,  # type: ignore[arg-type]
         )
-        record, _ = await self.runs.fork(principal, request, deadline_time_ns=deadline_time_ns, evaluation=case)
+        record, _ = await self.runs.fork(
+            principal, request, deadline_time_ns=deadline_time_ns, evaluation=case, scope=EVERYONE
+        )
         return record.run
 
     async def follow(self, run: run_pb2.Run, *, after: int = 0) -> AsyncGenerator[event_pb2.AgentEvent, None]:
         """The events of a run as they are committed, to its end."""
         stamp = events.stamp(run.run_id, run.session_id)
-        async with aclosing(self.runs.follow(ME, run.run_id, after=after)) as pages:
+        async with aclosing(self.runs.follow(EVERYONE, run.run_id, after=after)) as pages:
             async for page in pages:
                 for stored in page:
                     yield events.parse(stamp + stored.data)

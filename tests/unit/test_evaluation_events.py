@@ -5,7 +5,7 @@ from bough_server.log.evaluation_events import EvaluationEvent
 
 
 def test_a_kind_says_which_message_an_event_is() -> None:
-    assert sorted(evaluation_events.KIND_OF_FIELD.values()) == list(range(200, 211))
+    assert sorted(evaluation_events.KIND_OF_FIELD.values()) == list(range(200, 212))
     assert not set(evaluation_events.KIND_OF_FIELD.values()) & set(events.KIND_OF_FIELD.values())
 
 

@@ -85,6 +85,7 @@ UNLIKE: Final[Mapping[str, str]] = {
     "agent": "an agent of the catalog has at most 59 characters, one of a record 256",
     "definitions": "a run may bring fewer than a check",
     "id": "of a case and of a rubric",
+    "model": "of a call, and those of a matrix",
     "name": "of a set, a metric, a tool and an agent",
     "tools": "calls that are expected, and mocks",
     "until": "an evaluation is never interrupted",

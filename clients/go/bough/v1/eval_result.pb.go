@@ -1472,7 +1472,7 @@ type CrashedAttempt struct {
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The runs, one for each turn that was run.
 	RunIds []string `protobuf:"bytes,2,rep,name=run_ids,json=runIds,proto3" json:"run_ids,omitempty"`
-	// What they used.
+	// What these runs used, their sub-agents included; EvalTrialResult.usage has it too.
 	Usage         *Usage `protobuf:"bytes,3,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1085,7 +1085,7 @@ type CaseTrialRetried struct {
 	CaseId string `protobuf:"bytes,1,opt,name=case_id,json=caseId,proto3" json:"case_id,omitempty"`
 	// The number of the trial in its case, from 0.
 	Trial int32 `protobuf:"varint,2,opt,name=trial,proto3" json:"trial,omitempty"`
-	// The attempt that crashed.
+	// The attempt that crashed, with why and what its runs used.
 	CrashedAttempt *CrashedAttempt `protobuf:"bytes,3,opt,name=crashed_attempt,json=crashedAttempt,proto3" json:"crashed_attempt,omitempty"`
 	// The session of the turns of the attempt that begins; empty as in CaseTrialStarted.
 	SessionId     string `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`

@@ -1016,7 +1016,7 @@ class CrashedAttempt(_message.Message):
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What they used."""
+        """What these runs used, their sub-agents included; EvalTrialResult.usage has it too."""
 
     def __init__(
         self,

@@ -656,7 +656,7 @@ class CaseTrialRetried(_message.Message):
     """The session of the turns of the attempt that begins; empty as in CaseTrialStarted."""
     @_builtins.property
     def crashed_attempt(self) -> _eval_result_pb2.CrashedAttempt:
-        """The attempt that crashed."""
+        """The attempt that crashed, with why and what its runs used."""
 
     def __init__(
         self,

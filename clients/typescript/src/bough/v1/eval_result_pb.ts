@@ -693,7 +693,7 @@ export type CrashedAttempt = Message<"bough.v1.CrashedAttempt"> & {
   runIds: string[];
 
   /**
-   * What they used.
+   * What these runs used, their sub-agents included; EvalTrialResult.usage has it too.
    *
    * @generated from field: bough.v1.Usage usage = 3;
    */

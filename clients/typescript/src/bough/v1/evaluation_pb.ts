@@ -670,7 +670,7 @@ export type CaseTrialRetried = Message<"bough.v1.CaseTrialRetried"> & {
   trial: number;
 
   /**
-   * The attempt that crashed.
+   * The attempt that crashed, with why and what its runs used.
    *
    * @generated from field: bough.v1.CrashedAttempt crashed_attempt = 3;
    */
