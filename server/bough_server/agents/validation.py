@@ -20,6 +20,7 @@ from bough_server.documents.yaml import suggestion
 from bough_server.errors import Reason
 from bough_server.ids import AGENT_NAME
 from bough_server.runtime.agent import llm_of
+from bough_server.tool_servers.offers import MOST_TOOLS, ServerOffer
 from bough_server.tools.arguments import schema_problem
 from bough_server.tools.builtin import FINAL_ANSWER, SPECS
 
@@ -33,6 +34,8 @@ class Known:
     tools: Collection[str] = ()
     client_tools: Collection[str] = ()
     """The tools that run in the client."""
+    tool_servers: Mapping[str, ServerOffer] = field(default_factory=dict)
+    """The tool servers, whose tools are among `tools` if they are known."""
     models: Collection[str] = ()
     has_default_model: bool = True
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
@@ -231,9 +234,12 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Defi
     seen: set[str] = set()
     for index, link in enumerate(llm_of(definition).tools):
         place = f"llm.tools[{index}].name"
+        if link.server:
+            yield from _server_link(link, f"llm.tools[{index}].server", known, seen)
+            continue
         if not link.name:
-            yield DefinitionProblem(place, "is required.")
-        elif link.name not in known.tools and link.name not in SPECS:
+            yield DefinitionProblem(place, "is required, or `server` for all tools of a tool server.")
+        elif link.name not in known.tools and link.name not in SPECS and not is_unlisted(link.name, known):
             reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
             there = {*known.tools, *SPECS}
             yield DefinitionProblem(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
@@ -249,6 +255,42 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Defi
             )
             yield DefinitionProblem(f"llm.tools[{index}].timeout", description)
         seen.add(link.name)
+    yield from _count_tools(definition, known)
+
+
+def _server_link(link: agent_pb2.ToolLink, place: str, known: Known, seen: set[str]) -> Iterator[DefinitionProblem]:
+    """Yield the problems of a link to a tool server; `seen` has those before, each with a `:`, as no tool's name."""
+    if link.name:
+        yield DefinitionProblem(place, "stands beside `name`: exactly one of the two is set.")
+    if link.server not in known.tool_servers:
+        reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
+        near = suggestion(link.server, known.tool_servers)
+        yield DefinitionProblem(place, f"There is no tool server {link.server!r}.{near}", reason)
+    if f":{link.server}" in seen:
+        yield DefinitionProblem(place, f"{link.server!r} is listed twice.")
+    seen.add(f":{link.server}")
+
+
+def is_unlisted(tool: str, known: Known) -> bool:
+    """Return whether a tool may be one of a tool server whose tools are not known yet."""
+    return any(
+        tool.startswith(offer.section.prefix_of(name))
+        for name, offer in known.tool_servers.items()
+        if not offer.is_listed
+    )
+
+
+def _count_tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[DefinitionProblem]:
+    names = {link.name for link in llm_of(definition).tools if link.name}
+    for link in llm_of(definition).tools:
+        if link.server in known.tool_servers:
+            names |= known.tool_servers[link.server].tools.keys()
+    if (count := len(names) + len(definition.sub_agents)) > MOST_TOOLS:
+        yield DefinitionProblem(
+            "llm.tools",
+            f"are {count} with the linked agents, and at most {MOST_TOOLS} are possible: link fewer by name, or select "
+            "some by `tools` of the tool server.",
+        )
 
 
 def _links(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[DefinitionProblem]:

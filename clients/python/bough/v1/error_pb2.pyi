@@ -171,6 +171,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A metric of the operator's has not returned within the timeout of its case. It has no score."""
     ERROR_REASON_METRIC_QUEUE_FULL: _ErrorReason.ValueType  # 61
     """A metric of the operator's was not called: as many calls of metrics hang as may. The operator has to restart the server."""
+    ERROR_REASON_TOOL_SERVER_UNAVAILABLE: _ErrorReason.ValueType  # 64
+    """The tool server could not be reached within the call's timeout, or refused the call before it did anything. The tool did not run."""
+    ERROR_REASON_TOOL_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 65
+    """The call was sent to the tool, and it is unknown whether it took effect: the server was lost, or its connection to the tool
+    server broke. The tool's ToolRecovery forbids another attempt, or those have failed in the same way.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it is AgentError.reason. On a failed call its name without the prefix is
@@ -329,6 +335,12 @@ ERROR_REASON_METRIC_TIMED_OUT: ErrorReason.ValueType  # 60
 """A metric of the operator's has not returned within the timeout of its case. It has no score."""
 ERROR_REASON_METRIC_QUEUE_FULL: ErrorReason.ValueType  # 61
 """A metric of the operator's was not called: as many calls of metrics hang as may. The operator has to restart the server."""
+ERROR_REASON_TOOL_SERVER_UNAVAILABLE: ErrorReason.ValueType  # 64
+"""The tool server could not be reached within the call's timeout, or refused the call before it did anything. The tool did not run."""
+ERROR_REASON_TOOL_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 65
+"""The call was sent to the tool, and it is unknown whether it took effect: the server was lost, or its connection to the tool
+server broke. The tool's ToolRecovery forbids another attempt, or those have failed in the same way.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -41,7 +41,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/event.proto.
  */
 export const file_bough_v1_event: GenFile = /*@__PURE__*/
-  fileDesc("ChRib3VnaC92MS9ldmVudC5wcm90bxIIYm91Z2gudjEijxoKCkFnZW50RXZlbnQSDgoGcnVuX2lkGAEgASgJEhAKCHNlcXVlbmNlGAIgASgDEi8KC3JlY29yZF90aW1lGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1pbnZvY2F0aW9uX2lkGAQgASgJEhwKFHBhcmVudF9pbnZvY2F0aW9uX2lkGAUgASgJEg0KBWFnZW50GAYgASgJEg4KBmJyYW5jaBgHIAEoCRINCgVkZXB0aBgIIAEoBRISCgpzZXNzaW9uX2lkGAkgASgJEg8KB3N0ZXBfaWQYCiABKAkSEgoKc3RlcF9pbmRleBgLIAEoBRIPCgdhdHRlbXB0GAwgASgFEhIKCmVmZmVjdF9rZXkYDSABKAkSFQoNZWZmZWN0X2RpZ2VzdBgOIAEoCRIQCgh0cmFjZV9pZBgPIAEoCRIPCgdzcGFuX2lkGBAgASgJEkYKC3J1bl9zdGFydGVkGBQgASgLMhQuYm91Z2gudjEuUnVuU3RhcnRlZEIZmqDm9AITChFhZ2VudC5ydW4uc3RhcnRlZEgAEkMKCnJ1bl9xdWV1ZWQYFSABKAsyEy5ib3VnaC52MS5SdW5RdWV1ZWRCGJqg5vQCEgoQYWdlbnQucnVuLnF1ZXVlZEgAEkkKDHJ1bl9kZXF1ZXVlZBgWIAEoCzIVLmJvdWdoLnYxLlJ1bkRlcXVldWVkQhqaoOb0AhQKEmFnZW50LnJ1bi5kZXF1ZXVlZEgAEkYKC3J1bl9yZXN1bWVkGBcgASgLMhQuYm91Z2gudjEuUnVuUmVzdW1lZEIZmqDm9AITChFhZ2VudC5ydW4ucmVzdW1lZEgAEkMKCnJ1bl9mb3JrZWQYGCABKAsyEy5ib3VnaC52MS5SdW5Gb3JrZWRCGJqg5vQCEgoQYWdlbnQucnVuLmZvcmtlZEgAElIKD3J1bl9pbnRlcnJ1cHRlZBgZIAEoCzIYLmJvdWdoLnYxLlJ1bkludGVycnVwdGVkQh2aoOb0AhcKFWFnZW50LnJ1bi5pbnRlcnJ1cHRlZEgAEkwKDXJ1bl9jb21wbGV0ZWQYGiABKAsyFi5ib3VnaC52MS5SdW5Db21wbGV0ZWRCG5qg5vQCFQoTYWdlbnQucnVuLmNvbXBsZXRlZEgAEkMKCnJ1bl9mYWlsZWQYGyABKAsyEy5ib3VnaC52MS5SdW5GYWlsZWRCGJqg5vQCEgoQYWdlbnQucnVuLmZhaWxlZEgAEkwKDXJ1bl9jYW5jZWxsZWQYHCABKAsyFi5ib3VnaC52MS5SdW5DYW5jZWxsZWRCG5qg5vQCFQoTYWdlbnQucnVuLmNhbmNlbGxlZEgAElcKEXN1Yl9hZ2VudF9zdGFydGVkGB4gASgLMhkuYm91Z2gudjEuU3ViQWdlbnRTdGFydGVkQh+aoOb0AhkKF2FnZW50LnN1Yl9hZ2VudC5zdGFydGVkSAASVwoRc3ViX2FnZW50X3BhcnRpYWwYHyABKAsyGS5ib3VnaC52MS5TdWJBZ2VudFBhcnRpYWxCH5qg5vQCGQoXYWdlbnQuc3ViX2FnZW50LnBhcnRpYWxIABJdChNzdWJfYWdlbnRfY29tcGxldGVkGCAgASgLMhsuYm91Z2gudjEuU3ViQWdlbnRDb21wbGV0ZWRCIZqg5vQCGwoZYWdlbnQuc3ViX2FnZW50LmNvbXBsZXRlZEgAElQKEHN1Yl9hZ2VudF9mYWlsZWQYISABKAsyGC5ib3VnaC52MS5TdWJBZ2VudEZhaWxlZEIemqDm9AIYChZhZ2VudC5zdWJfYWdlbnQuZmFpbGVkSAASRgoLbGxtX3N0YXJ0ZWQYKCABKAsyFC5ib3VnaC52MS5MbG1TdGFydGVkQhmaoOb0AhMKEWFnZW50LmxsbS5zdGFydGVkSAASYgoVbGxtX291dHB1dF90ZXh0X2RlbHRhGCkgASgLMhwuYm91Z2gudjEuTGxtT3V0cHV0VGV4dERlbHRhQiOaoOb0Ah0KG2FnZW50LmxsbS5vdXRwdXRfdGV4dC5kZWx0YUgAEl0KE2xsbV9yZWFzb25pbmdfZGVsdGEYKiABKAsyGy5ib3VnaC52MS5MbG1SZWFzb25pbmdEZWx0YUIhmqDm9AIbChlhZ2VudC5sbG0ucmVhc29uaW5nLmRlbHRhSAASXAoTbGxtX3Rvb2xfY2FsbF9kZWx0YRgrIAEoCzIaLmJvdWdoLnYxLkxsbVRvb2xDYWxsRGVsdGFCIZqg5vQCGwoZYWdlbnQubGxtLnRvb2xfY2FsbC5kZWx0YUgAEkkKDGxsbV9yZXRyeWluZxgsIAEoCzIVLmJvdWdoLnYxLkxsbVJldHJ5aW5nQhqaoOb0AhQKEmFnZW50LmxsbS5yZXRyeWluZ0gAEkwKDWxsbV9jb21wbGV0ZWQYLSABKAsyFi5ib3VnaC52MS5MbG1Db21wbGV0ZWRCG5qg5vQCFQoTYWdlbnQubGxtLmNvbXBsZXRlZEgAEkMKCmxsbV9mYWlsZWQYLiABKAsyEy5ib3VnaC52MS5MbG1GYWlsZWRCGJqg5vQCEgoQYWdlbnQubGxtLmZhaWxlZEgAEkkKDHRvb2xfc3RhcnRlZBg8IAEoCzIVLmJvdWdoLnYxLlRvb2xTdGFydGVkQhqaoOb0AhQKEmFnZW50LnRvb2wuc3RhcnRlZEgAEkYKC3Rvb2xfb3V0cHV0GD0gASgLMhQuYm91Z2gudjEuVG9vbE91dHB1dEIZmqDm9AITChFhZ2VudC50b29sLm91dHB1dEgAEk8KDnRvb2xfY29tcGxldGVkGD4gASgLMhcuYm91Z2gudjEuVG9vbENvbXBsZXRlZEIcmqDm9AIWChRhZ2VudC50b29sLmNvbXBsZXRlZEgAEkYKC3Rvb2xfZmFpbGVkGD8gASgLMhQuYm91Z2gudjEuVG9vbEZhaWxlZEIZmqDm9AITChFhZ2VudC50b29sLmZhaWxlZEgAEk8KDnN0ZXBfY29tcGxldGVkGFAgASgLMhcuYm91Z2gudjEuU3RlcENvbXBsZXRlZEIcmqDm9AIWChRhZ2VudC5zdGVwLmNvbXBsZXRlZEgAEkYKC3N0ZXBfZmFpbGVkGFEgASgLMhQuYm91Z2gudjEuU3RlcEZhaWxlZEIZmqDm9AITChFhZ2VudC5zdGVwLmZhaWxlZEgAEmAKEWFnZW50X3RyYW5zZmVycmVkGFogASgLMhouYm91Z2gudjEuQWdlbnRUcmFuc2ZlcnJlZEInmqDm9AIhCh9hZ2VudC5jb250cm9sLmFnZW50X3RyYW5zZmVycmVkSAASWgoPaW5wdXRfcmVxdWVzdGVkGFsgASgLMhguYm91Z2gudjEuSW5wdXRSZXF1ZXN0ZWRCJZqg5vQCHwodYWdlbnQuY29udHJvbC5pbnB1dF9yZXF1ZXN0ZWRIABJXCg5pbnB1dF9yZWNlaXZlZBhcIAEoCzIXLmJvdWdoLnYxLklucHV0UmVjZWl2ZWRCJJqg5vQCHgocYWdlbnQuY29udHJvbC5pbnB1dF9yZWNlaXZlZEgAEmsKFXNlc3Npb25fc3RhdGVfY2hhbmdlZBhdIAEoCzIdLmJvdWdoLnYxLlNlc3Npb25TdGF0ZUNoYW5nZWRCK5qg5vQCJQojYWdlbnQuY29udHJvbC5zZXNzaW9uX3N0YXRlX2NoYW5nZWRIABJXCg52YWx1ZV9yZWNvcmRlZBheIAEoCzIXLmJvdWdoLnYxLlZhbHVlUmVjb3JkZWRCJJqg5vQCHgocYWdlbnQuY29udHJvbC52YWx1ZV9yZWNvcmRlZEgAEl0KEGNhbmNlbF9yZXF1ZXN0ZWQYXyABKAsyGS5ib3VnaC52MS5DYW5jZWxSZXF1ZXN0ZWRCJpqg5vQCIAoeYWdlbnQuY29udHJvbC5jYW5jZWxfcmVxdWVzdGVkSAASYAoRaGlzdG9yeV9jb21wYWN0ZWQYYCABKAsyGi5ib3VnaC52MS5IaXN0b3J5Q29tcGFjdGVkQieaoOb0AiEKH2FnZW50LmNvbnRyb2wuaGlzdG9yeV9jb21wYWN0ZWRIABJuChZsb29wX2l0ZXJhdGlvbl9zdGFydGVkGGEgASgLMh4uYm91Z2gudjEuTG9vcEl0ZXJhdGlvblN0YXJ0ZWRCLJqg5vQCJgokYWdlbnQuY29udHJvbC5sb29wX2l0ZXJhdGlvbl9zdGFydGVkSAASQQoJcGxhbl9tYWRlGIwBIAEoCzISLmJvdWdoLnYxLlBsYW5NYWRlQheaoOb0AhEKD2FnZW50LnBsYW4ubWFkZUgAEkoKDHBsYW5fcmV2aXNlZBiNASABKAsyFS5ib3VnaC52MS5QbGFuUmV2aXNlZEIamqDm9AIUChJhZ2VudC5wbGFuLnJldmlzZWRIAEIJCgdwYXlsb2FkIi8KDURlZmluaXRpb25SZWYSDAoEbmFtZRgBIAEoCRIQCghyZXZpc2lvbhgCIAEoCSLQAgoLUnVuVmVyc2lvbnMSDgoGcmVwbGF5GAEgASgFEi8KBXRvb2xzGAIgAygLMiAuYm91Z2gudjEuUnVuVmVyc2lvbnMuVG9vbHNFbnRyeRIxCgZtb2RlbHMYAyADKAsyIS5ib3VnaC52MS5SdW5WZXJzaW9ucy5Nb2RlbHNFbnRyeRIxCgZhZ2VudHMYBCADKAsyIS5ib3VnaC52MS5SdW5WZXJzaW9ucy5BZ2VudHNFbnRyeRIOCgZwcmljZXMYBSABKAkaLAoKVG9vbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGi0KC01vZGVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLQWdlbnRzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKHBQoKUnVuU3RhcnRlZBIVCg1pbnZvY2F0aW9uX2lkGAEgASgJEhAKCGtleV9yb290GAIgASgJEg0KBWFnZW50GAMgASgJEiEKBGtpbmQYBCABKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQSEAoIcnVuX3BhdGgYBSADKAkSIAoFaW5wdXQYBiABKAsyES5ib3VnaC52MS5NZXNzYWdlEiMKBnBvbGljeRgHIAEoCzITLmJvdWdoLnYxLlJ1blBvbGljeRIxCg1kZWFkbGluZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIwCgZsYWJlbHMYCSADKAsyIC5ib3VnaC52MS5SdW5TdGFydGVkLkxhYmVsc0VudHJ5EjAKD2RlZmluaXRpb25fcmVmcxgKIAMoCzIXLmJvdWdoLnYxLkRlZmluaXRpb25SZWYSEwoLc2Vzc2lvbl9jdXQYCyABKAMSEgoKc3RhdGVfanNvbhgMIAEoCRInCgh2ZXJzaW9ucxgNIAEoCzIVLmJvdWdoLnYxLlJ1blZlcnNpb25zEhIKCnJlcXVlc3RfaWQYDiABKAkSFgoOcmVxdWVzdF9kaWdlc3QYDyABKAkSDwoHdXNlcl9pZBgQIAEoCRITCgtzdGFydHNfd2l0aBgSIAEoCRIiCgVtb2NrcxgVIAEoCzITLmJvdWdoLnYxLlRvb2xNb2NrcxIrCgpldmFsdWF0aW9uGBYgASgLMhcuYm91Z2gudjEuRXZhbHVhdGlvblJlZhotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBSgQIExAUSgQIFBAVIooCCgxSdW5Db21wbGV0ZWQSJwoMZmluYWxfYW5zd2VyGAEgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIeCgV1c2FnZRgDIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiMKCnRyZWVfdXNhZ2UYBCABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdzdGVwX2lkGAYgASgJEicKCmVuZF9yZWFzb24YByABKA4yEy5ib3VnaC52MS5FbmRSZWFzb24SJQoGYWN0aW9uGAggASgLMhUuYm91Z2gudjEuQWdlbnRBY3Rpb24i3AEKCVJ1bkZhaWxlZBIjCgVlcnJvchgCIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISHgoFdXNhZ2UYAyABKAsyDy5ib3VnaC52MS5Vc2FnZRIjCgp0cmVlX3VzYWdlGAQgASgLMg8uYm91Z2gudjEuVXNhZ2USKwoIZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHc3RlcF9pZBgGIAEoCRInCgplbmRfcmVhc29uGAcgASgOMhMuYm91Z2gudjEuRW5kUmVhc29uIo4CCgxSdW5DYW5jZWxsZWQSIwoFZXJyb3IYAiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEh4KBXVzYWdlGAMgASgLMg8uYm91Z2gudjEuVXNhZ2USIwoKdHJlZV91c2FnZRgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB3N0ZXBfaWQYBiABKAkSJwoKZW5kX3JlYXNvbhgHIAEoDjITLmJvdWdoLnYxLkVuZFJlYXNvbhItCg1jYW5jZWxfcmVhc29uGAkgASgOMhYuYm91Z2gudjEuQ2FuY2VsUmVhc29uIrgCCg9TdWJBZ2VudFN0YXJ0ZWQSIQoEa2luZBgBIAEoDjITLmJvdWdoLnYxLkFnZW50S2luZBIsCgd0cmlnZ2VyGAIgASgOMhsuYm91Z2gudjEuSW52b2NhdGlvblRyaWdnZXISDwoHY2FsbF9pZBgDIAEoCRIQCghydW5fcGF0aBgEIAMoCRIgCgVpbnB1dBgFIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USEwoLZGVzY3JpcHRpb24YBiABKAkSEAoIcmV2aXNpb24YByABKAkSGgoSZnJvbV9pbnZvY2F0aW9uX2lkGAggASgJEhYKCWl0ZXJhdGlvbhgJIAEoBUgAiAEBEhcKCm1vY2tfaW5kZXgYCiABKAVIAYgBAUIMCgpfaXRlcmF0aW9uQg0KC19tb2NrX2luZGV4Ih8KD1N1YkFnZW50UGFydGlhbBIMCgR0ZXh0GAEgASgJIokCChFTdWJBZ2VudENvbXBsZXRlZBIhCgZvdXRwdXQYASABKAsyES5ib3VnaC52MS5NZXNzYWdlEh4KBXVzYWdlGAMgASgLMg8uYm91Z2gudjEuVXNhZ2USIwoKdHJlZV91c2FnZRgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB3N0ZXBfaWQYBiABKAkSJwoKZW5kX3JlYXNvbhgHIAEoDjITLmJvdWdoLnYxLkVuZFJlYXNvbhIlCgZhY3Rpb24YCCABKAsyFS5ib3VnaC52MS5BZ2VudEFjdGlvbiKQAgoOU3ViQWdlbnRGYWlsZWQSIwoFZXJyb3IYAiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEh4KBXVzYWdlGAMgASgLMg8uYm91Z2gudjEuVXNhZ2USIwoKdHJlZV91c2FnZRgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB3N0ZXBfaWQYBiABKAkSJwoKZW5kX3JlYXNvbhgHIAEoDjITLmJvdWdoLnYxLkVuZFJlYXNvbhItCg1jYW5jZWxfcmVhc29uGAkgASgOMhYuYm91Z2gudjEuQ2FuY2VsUmVhc29uIrkBCgpMbG1TdGFydGVkEg0KBW1vZGVsGAEgASgJEhAKCHByb3ZpZGVyGAIgASgJEhUKDW1lc3NhZ2VfY291bnQYAyABKAUSEgoKdG9vbF9uYW1lcxgEIAMoCRIXCg9yZXNlcnZlZF90b2tlbnMYBSABKAMSGwoTcmVzZXJ2ZWRfY29zdF9uYW5vcxgGIAEoAxIpCghzZXR0aW5ncxgHIAEoCzIXLmJvdWdoLnYxLk1vZGVsU2V0dGluZ3MiIgoSTGxtT3V0cHV0VGV4dERlbHRhEgwKBHRleHQYASABKAkiIQoRTGxtUmVhc29uaW5nRGVsdGESDAoEdGV4dBgBIAEoCSJKChBMbG1Ub29sQ2FsbERlbHRhEg8KB2NhbGxfaWQYASABKAkSDAoEbmFtZRgCIAEoCRIXCg9hcmd1bWVudHNfZGVsdGEYAyABKAki+AEKC0xsbVJldHJ5aW5nEiUKBnJlYXNvbhgBIAEoDjIVLmJvdWdoLnYxLlJldHJ5UmVhc29uEiMKBWVycm9yGAIgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIoCgVkZWxheRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpuZXh0X21vZGVsGAQgASgJEiMKCmxvc3RfdXNhZ2UYBSABKAsyDy5ib3VnaC52MS5Vc2FnZRIQCghub3Rfc2VudBgGIAEoCBIYCgtmYXVsdF9pbmRleBgHIAEoBUgAiAEBQg4KDF9mYXVsdF9pbmRleCI3CgxMbG1Db21wbGV0ZWQSJwoIcmVzcG9uc2UYASABKAsyFS5ib3VnaC52MS5MbG1SZXNwb25zZSKRAQoJTGxtRmFpbGVkEiMKBWVycm9yGAEgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIjCgpsb3N0X3VzYWdlGAIgASgLMg8uYm91Z2gudjEuVXNhZ2USEAoIbm90X3NlbnQYAyABKAgSGAoLZmF1bHRfaW5kZXgYBCABKAVIAIgBAUIOCgxfZmF1bHRfaW5kZXgimgEKC1Rvb2xTdGFydGVkEiAKBGNhbGwYASABKAsyEi5ib3VnaC52MS5Ub29sQ2FsbBIXCg9pZGVtcG90ZW5jeV9rZXkYAiABKAkSFwoKbW9ja19pbmRleBgDIAEoBUgAiAEBEhgKC2ZhdWx0X2luZGV4GAQgASgFSAGIAQFCDQoLX21vY2tfaW5kZXhCDgoMX2ZhdWx0X2luZGV4IisKClRvb2xPdXRwdXQSDwoHY2FsbF9pZBgBIAEoCRIMCgR0ZXh0GAIgASgJIpEBCg1Ub29sQ29tcGxldGVkEiQKBnJlc3VsdBgBIAEoCzIULmJvdWdoLnYxLlRvb2xSZXN1bHQSJQoGYWN0aW9uGAIgASgLMhUuYm91Z2gudjEuQWdlbnRBY3Rpb24SMwoNc3RhdGVfY2hhbmdlcxgDIAMoCzIcLmJvdWdoLnYxLlNlc3Npb25TdGF0ZUNoYW5nZSIyCgpUb29sRmFpbGVkEiQKBnJlc3VsdBgBIAEoCzIULmJvdWdoLnYxLlRvb2xSZXN1bHQiMgoNU3RlcENvbXBsZXRlZBIhCgRzdGVwGAEgASgLMhMuYm91Z2gudjEuQWdlbnRTdGVwIlQKClN0ZXBGYWlsZWQSIQoEc3RlcBgBIAEoCzITLmJvdWdoLnYxLkFnZW50U3RlcBIjCgVlcnJvchgCIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3IiegoNVmFsdWVSZWNvcmRlZBIhCgRraW5kGAEgASgOMhMuYm91Z2gudjEuVmFsdWVLaW5kEhQKCnZhbHVlX2pzb24YAiABKAlIABIlCgVlcnJvchgDIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3JIAEIJCgdvdXRjb21lIiIKCVJ1blF1ZXVlZBIVCg1iZWhpbmRfcnVuX2lkGAEgASgJIksKC1J1bkRlcXVldWVkEhMKC3Nlc3Npb25fY3V0GAEgASgDEhIKCnN0YXRlX2pzb24YAiABKAkSEwoLc3RhcnRzX3dpdGgYAyABKAkigwEKClJ1blJlc3VtZWQSJAoFY2F1c2UYASABKA4yFS5ib3VnaC52MS5SZXN1bWVDYXVzZRINCgVlcG9jaBgCIAEoAxINCgVvd25lchgDIAEoCRIxCg1kZWFkbGluZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLdAwoJUnVuRm9ya2VkEiQKBm9yaWdpbhgBIAEoCzIULmJvdWdoLnYxLkZvcmtPcmlnaW4SJgoHY2hhbmdlcxgCIAEoCzIVLmJvdWdoLnYxLkZvcmtDaGFuZ2VzEhIKCnJlcXVlc3RfaWQYAyABKAkSFgoOcmVxdWVzdF9kaWdlc3QYBCABKAkSMQoNZGVhZGxpbmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoGbGFiZWxzGAYgAygLMh8uYm91Z2gudjEuUnVuRm9ya2VkLkxhYmVsc0VudHJ5EjAKD2RlZmluaXRpb25fcmVmcxgHIAMoCzIXLmJvdWdoLnYxLkRlZmluaXRpb25SZWYSIwoGcG9saWN5GAggASgLMhMuYm91Z2gudjEuUnVuUG9saWN5Eg8KB3VzZXJfaWQYCSABKAkSIgoFbW9ja3MYDCABKAsyEy5ib3VnaC52MS5Ub29sTW9ja3MSKwoKZXZhbHVhdGlvbhgNIAEoCzIXLmJvdWdoLnYxLkV2YWx1YXRpb25SZWYaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUoECAoQC0oECAsQDCJtCg5SdW5JbnRlcnJ1cHRlZBIoCghyZXF1ZXN0cxgBIAMoCzIWLmJvdWdoLnYxLklucHV0UmVxdWVzdBIxCg1yZXF1ZXN0X3RpbWVzGAIgAygLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCI5Cg5JbnB1dFJlcXVlc3RlZBInCgdyZXF1ZXN0GAEgASgLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0ImIKDUlucHV0UmVjZWl2ZWQSJQoGYW5zd2VyGAEgASgLMhUuYm91Z2gudjEuSW5wdXRBbnN3ZXISEgoKcmVxdWVzdF9pZBgCIAEoCRIWCg5yZXF1ZXN0X2RpZ2VzdBgDIAEoCSKGAQoPQ2FuY2VsUmVxdWVzdGVkEhQKDGVmZmVjdF9zY29wZRgBIAEoCRImCgZyZWFzb24YAiABKA4yFi5ib3VnaC52MS5DYW5jZWxSZWFzb24SFAoMcmVxdWVzdGVkX2J5GAMgASgJEgwKBG5vdGUYBCABKAkSEQoJYnlfcnVuX2lkGAUgASgJIikKFExvb3BJdGVyYXRpb25TdGFydGVkEhEKCWl0ZXJhdGlvbhgBIAEoBSJjChBBZ2VudFRyYW5zZmVycmVkEhIKCmZyb21fYWdlbnQYASABKAkSEAoIdG9fYWdlbnQYAiABKAkSDwoHY2FsbF9pZBgDIAEoCRIYChB0b19pbnZvY2F0aW9uX2lkGAQgASgJIkoKE1Nlc3Npb25TdGF0ZUNoYW5nZWQSMwoNc3RhdGVfY2hhbmdlcxgBIAMoCzIcLmJvdWdoLnYxLlNlc3Npb25TdGF0ZUNoYW5nZSJRChBIaXN0b3J5Q29tcGFjdGVkEiIKB3N1bW1hcnkYASABKAsyES5ib3VnaC52MS5NZXNzYWdlEhkKEXJ1bl9tZXNzYWdlX2NvdW50GAIgASgFIhgKCFBsYW5JdGVtEgwKBHRleHQYASABKAkiLQoIUGxhbk1hZGUSIQoFaXRlbXMYASADKAsyEi5ib3VnaC52MS5QbGFuSXRlbSIwCgtQbGFuUmV2aXNlZBIhCgVpdGVtcxgBIAMoCzISLmJvdWdoLnYxLlBsYW5JdGVtKnoKC1Jlc3VtZUNhdXNlEhwKGFJFU1VNRV9DQVVTRV9VTlNQRUNJRklFRBAAEhkKFVJFU1VNRV9DQVVTRV9SRUNPVkVSWRABEhcKE1JFU1VNRV9DQVVTRV9BTlNXRVIQAhIZChVSRVNVTUVfQ0FVU0VfVEFLRU9WRVIQAyqVAgoLUmV0cnlSZWFzb24SHAoYUkVUUllfUkVBU09OX1VOU1BFQ0lGSUVEEAASGgoWUkVUUllfUkVBU09OX1RSQU5TUE9SVBABEh0KGVJFVFJZX1JFQVNPTl9SQVRFX0xJTUlURUQQAhIfChtSRVRSWV9SRUFTT05fUFJPVklERVJfRVJST1IQAxIYChRSRVRSWV9SRUFTT05fVElNRU9VVBAEEh0KGVJFVFJZX1JFQVNPTl9CQURfUkVTUE9OU0UQBRIaChZSRVRSWV9SRUFTT05fUkVDT1ZFUkVEEAYSGAoUUkVUUllfUkVBU09OX1JFRlVTRUQQBxIdChlSRVRSWV9SRUFTT05fQ0lSQ1VJVF9PUEVOEAgqZgoJVmFsdWVLaW5kEhoKFlZBTFVFX0tJTkRfVU5TUEVDSUZJRUQQABISCg5WQUxVRV9LSU5EX05PVxABEhMKD1ZBTFVFX0tJTkRfU1RFUBACEhQKEFZBTFVFX0tJTkRfU0xFRVAQA0JUCgxkZXYuYm91Z2gudjFCCkV2ZW50UHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_action, file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_evaluation_ref, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_message, file_bough_v1_model, file_bough_v1_options, file_bough_v1_policy, file_bough_v1_session, file_bough_v1_step, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChRib3VnaC92MS9ldmVudC5wcm90bxIIYm91Z2gudjEijxoKCkFnZW50RXZlbnQSDgoGcnVuX2lkGAEgASgJEhAKCHNlcXVlbmNlGAIgASgDEi8KC3JlY29yZF90aW1lGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1pbnZvY2F0aW9uX2lkGAQgASgJEhwKFHBhcmVudF9pbnZvY2F0aW9uX2lkGAUgASgJEg0KBWFnZW50GAYgASgJEg4KBmJyYW5jaBgHIAEoCRINCgVkZXB0aBgIIAEoBRISCgpzZXNzaW9uX2lkGAkgASgJEg8KB3N0ZXBfaWQYCiABKAkSEgoKc3RlcF9pbmRleBgLIAEoBRIPCgdhdHRlbXB0GAwgASgFEhIKCmVmZmVjdF9rZXkYDSABKAkSFQoNZWZmZWN0X2RpZ2VzdBgOIAEoCRIQCgh0cmFjZV9pZBgPIAEoCRIPCgdzcGFuX2lkGBAgASgJEkYKC3J1bl9zdGFydGVkGBQgASgLMhQuYm91Z2gudjEuUnVuU3RhcnRlZEIZmqDm9AITChFhZ2VudC5ydW4uc3RhcnRlZEgAEkMKCnJ1bl9xdWV1ZWQYFSABKAsyEy5ib3VnaC52MS5SdW5RdWV1ZWRCGJqg5vQCEgoQYWdlbnQucnVuLnF1ZXVlZEgAEkkKDHJ1bl9kZXF1ZXVlZBgWIAEoCzIVLmJvdWdoLnYxLlJ1bkRlcXVldWVkQhqaoOb0AhQKEmFnZW50LnJ1bi5kZXF1ZXVlZEgAEkYKC3J1bl9yZXN1bWVkGBcgASgLMhQuYm91Z2gudjEuUnVuUmVzdW1lZEIZmqDm9AITChFhZ2VudC5ydW4ucmVzdW1lZEgAEkMKCnJ1bl9mb3JrZWQYGCABKAsyEy5ib3VnaC52MS5SdW5Gb3JrZWRCGJqg5vQCEgoQYWdlbnQucnVuLmZvcmtlZEgAElIKD3J1bl9pbnRlcnJ1cHRlZBgZIAEoCzIYLmJvdWdoLnYxLlJ1bkludGVycnVwdGVkQh2aoOb0AhcKFWFnZW50LnJ1bi5pbnRlcnJ1cHRlZEgAEkwKDXJ1bl9jb21wbGV0ZWQYGiABKAsyFi5ib3VnaC52MS5SdW5Db21wbGV0ZWRCG5qg5vQCFQoTYWdlbnQucnVuLmNvbXBsZXRlZEgAEkMKCnJ1bl9mYWlsZWQYGyABKAsyEy5ib3VnaC52MS5SdW5GYWlsZWRCGJqg5vQCEgoQYWdlbnQucnVuLmZhaWxlZEgAEkwKDXJ1bl9jYW5jZWxsZWQYHCABKAsyFi5ib3VnaC52MS5SdW5DYW5jZWxsZWRCG5qg5vQCFQoTYWdlbnQucnVuLmNhbmNlbGxlZEgAElcKEXN1Yl9hZ2VudF9zdGFydGVkGB4gASgLMhkuYm91Z2gudjEuU3ViQWdlbnRTdGFydGVkQh+aoOb0AhkKF2FnZW50LnN1Yl9hZ2VudC5zdGFydGVkSAASVwoRc3ViX2FnZW50X3BhcnRpYWwYHyABKAsyGS5ib3VnaC52MS5TdWJBZ2VudFBhcnRpYWxCH5qg5vQCGQoXYWdlbnQuc3ViX2FnZW50LnBhcnRpYWxIABJdChNzdWJfYWdlbnRfY29tcGxldGVkGCAgASgLMhsuYm91Z2gudjEuU3ViQWdlbnRDb21wbGV0ZWRCIZqg5vQCGwoZYWdlbnQuc3ViX2FnZW50LmNvbXBsZXRlZEgAElQKEHN1Yl9hZ2VudF9mYWlsZWQYISABKAsyGC5ib3VnaC52MS5TdWJBZ2VudEZhaWxlZEIemqDm9AIYChZhZ2VudC5zdWJfYWdlbnQuZmFpbGVkSAASRgoLbGxtX3N0YXJ0ZWQYKCABKAsyFC5ib3VnaC52MS5MbG1TdGFydGVkQhmaoOb0AhMKEWFnZW50LmxsbS5zdGFydGVkSAASYgoVbGxtX291dHB1dF90ZXh0X2RlbHRhGCkgASgLMhwuYm91Z2gudjEuTGxtT3V0cHV0VGV4dERlbHRhQiOaoOb0Ah0KG2FnZW50LmxsbS5vdXRwdXRfdGV4dC5kZWx0YUgAEl0KE2xsbV9yZWFzb25pbmdfZGVsdGEYKiABKAsyGy5ib3VnaC52MS5MbG1SZWFzb25pbmdEZWx0YUIhmqDm9AIbChlhZ2VudC5sbG0ucmVhc29uaW5nLmRlbHRhSAASXAoTbGxtX3Rvb2xfY2FsbF9kZWx0YRgrIAEoCzIaLmJvdWdoLnYxLkxsbVRvb2xDYWxsRGVsdGFCIZqg5vQCGwoZYWdlbnQubGxtLnRvb2xfY2FsbC5kZWx0YUgAEkkKDGxsbV9yZXRyeWluZxgsIAEoCzIVLmJvdWdoLnYxLkxsbVJldHJ5aW5nQhqaoOb0AhQKEmFnZW50LmxsbS5yZXRyeWluZ0gAEkwKDWxsbV9jb21wbGV0ZWQYLSABKAsyFi5ib3VnaC52MS5MbG1Db21wbGV0ZWRCG5qg5vQCFQoTYWdlbnQubGxtLmNvbXBsZXRlZEgAEkMKCmxsbV9mYWlsZWQYLiABKAsyEy5ib3VnaC52MS5MbG1GYWlsZWRCGJqg5vQCEgoQYWdlbnQubGxtLmZhaWxlZEgAEkkKDHRvb2xfc3RhcnRlZBg8IAEoCzIVLmJvdWdoLnYxLlRvb2xTdGFydGVkQhqaoOb0AhQKEmFnZW50LnRvb2wuc3RhcnRlZEgAEkYKC3Rvb2xfb3V0cHV0GD0gASgLMhQuYm91Z2gudjEuVG9vbE91dHB1dEIZmqDm9AITChFhZ2VudC50b29sLm91dHB1dEgAEk8KDnRvb2xfY29tcGxldGVkGD4gASgLMhcuYm91Z2gudjEuVG9vbENvbXBsZXRlZEIcmqDm9AIWChRhZ2VudC50b29sLmNvbXBsZXRlZEgAEkYKC3Rvb2xfZmFpbGVkGD8gASgLMhQuYm91Z2gudjEuVG9vbEZhaWxlZEIZmqDm9AITChFhZ2VudC50b29sLmZhaWxlZEgAEk8KDnN0ZXBfY29tcGxldGVkGFAgASgLMhcuYm91Z2gudjEuU3RlcENvbXBsZXRlZEIcmqDm9AIWChRhZ2VudC5zdGVwLmNvbXBsZXRlZEgAEkYKC3N0ZXBfZmFpbGVkGFEgASgLMhQuYm91Z2gudjEuU3RlcEZhaWxlZEIZmqDm9AITChFhZ2VudC5zdGVwLmZhaWxlZEgAEmAKEWFnZW50X3RyYW5zZmVycmVkGFogASgLMhouYm91Z2gudjEuQWdlbnRUcmFuc2ZlcnJlZEInmqDm9AIhCh9hZ2VudC5jb250cm9sLmFnZW50X3RyYW5zZmVycmVkSAASWgoPaW5wdXRfcmVxdWVzdGVkGFsgASgLMhguYm91Z2gudjEuSW5wdXRSZXF1ZXN0ZWRCJZqg5vQCHwodYWdlbnQuY29udHJvbC5pbnB1dF9yZXF1ZXN0ZWRIABJXCg5pbnB1dF9yZWNlaXZlZBhcIAEoCzIXLmJvdWdoLnYxLklucHV0UmVjZWl2ZWRCJJqg5vQCHgocYWdlbnQuY29udHJvbC5pbnB1dF9yZWNlaXZlZEgAEmsKFXNlc3Npb25fc3RhdGVfY2hhbmdlZBhdIAEoCzIdLmJvdWdoLnYxLlNlc3Npb25TdGF0ZUNoYW5nZWRCK5qg5vQCJQojYWdlbnQuY29udHJvbC5zZXNzaW9uX3N0YXRlX2NoYW5nZWRIABJXCg52YWx1ZV9yZWNvcmRlZBheIAEoCzIXLmJvdWdoLnYxLlZhbHVlUmVjb3JkZWRCJJqg5vQCHgocYWdlbnQuY29udHJvbC52YWx1ZV9yZWNvcmRlZEgAEl0KEGNhbmNlbF9yZXF1ZXN0ZWQYXyABKAsyGS5ib3VnaC52MS5DYW5jZWxSZXF1ZXN0ZWRCJpqg5vQCIAoeYWdlbnQuY29udHJvbC5jYW5jZWxfcmVxdWVzdGVkSAASYAoRaGlzdG9yeV9jb21wYWN0ZWQYYCABKAsyGi5ib3VnaC52MS5IaXN0b3J5Q29tcGFjdGVkQieaoOb0AiEKH2FnZW50LmNvbnRyb2wuaGlzdG9yeV9jb21wYWN0ZWRIABJuChZsb29wX2l0ZXJhdGlvbl9zdGFydGVkGGEgASgLMh4uYm91Z2gudjEuTG9vcEl0ZXJhdGlvblN0YXJ0ZWRCLJqg5vQCJgokYWdlbnQuY29udHJvbC5sb29wX2l0ZXJhdGlvbl9zdGFydGVkSAASQQoJcGxhbl9tYWRlGIwBIAEoCzISLmJvdWdoLnYxLlBsYW5NYWRlQheaoOb0AhEKD2FnZW50LnBsYW4ubWFkZUgAEkoKDHBsYW5fcmV2aXNlZBiNASABKAsyFS5ib3VnaC52MS5QbGFuUmV2aXNlZEIamqDm9AIUChJhZ2VudC5wbGFuLnJldmlzZWRIAEIJCgdwYXlsb2FkIi8KDURlZmluaXRpb25SZWYSDAoEbmFtZRgBIAEoCRIQCghyZXZpc2lvbhgCIAEoCSI5CgdUb29sUmVmEgwKBG5hbWUYASABKAkSDgoGc2VydmVyGAIgASgJEhAKCHJldmlzaW9uGAMgASgJItACCgtSdW5WZXJzaW9ucxIOCgZyZXBsYXkYASABKAUSLwoFdG9vbHMYAiADKAsyIC5ib3VnaC52MS5SdW5WZXJzaW9ucy5Ub29sc0VudHJ5EjEKBm1vZGVscxgDIAMoCzIhLmJvdWdoLnYxLlJ1blZlcnNpb25zLk1vZGVsc0VudHJ5EjEKBmFnZW50cxgEIAMoCzIhLmJvdWdoLnYxLlJ1blZlcnNpb25zLkFnZW50c0VudHJ5Eg4KBnByaWNlcxgFIAEoCRosCgpUb29sc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLTW9kZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtBZ2VudHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIq0FCgpSdW5TdGFydGVkEhUKDWludm9jYXRpb25faWQYASABKAkSEAoIa2V5X3Jvb3QYAiABKAkSDQoFYWdlbnQYAyABKAkSIQoEa2luZBgEIAEoDjITLmJvdWdoLnYxLkFnZW50S2luZBIQCghydW5fcGF0aBgFIAMoCRIgCgVpbnB1dBgGIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USIwoGcG9saWN5GAcgASgLMhMuYm91Z2gudjEuUnVuUG9saWN5EjEKDWRlYWRsaW5lX3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjAKBmxhYmVscxgJIAMoCzIgLmJvdWdoLnYxLlJ1blN0YXJ0ZWQuTGFiZWxzRW50cnkSMAoPZGVmaW5pdGlvbl9yZWZzGAogAygLMhcuYm91Z2gudjEuRGVmaW5pdGlvblJlZhITCgtzZXNzaW9uX2N1dBgLIAEoAxISCgpzdGF0ZV9qc29uGAwgASgJEicKCHZlcnNpb25zGA0gASgLMhUuYm91Z2gudjEuUnVuVmVyc2lvbnMSEgoKcmVxdWVzdF9pZBgOIAEoCRIWCg5yZXF1ZXN0X2RpZ2VzdBgPIAEoCRIPCgd1c2VyX2lkGBAgASgJEhMKC3N0YXJ0c193aXRoGBIgASgJEiIKBW1vY2tzGBUgASgLMhMuYm91Z2gudjEuVG9vbE1vY2tzEisKCmV2YWx1YXRpb24YFiABKAsyFy5ib3VnaC52MS5FdmFsdWF0aW9uUmVmEiQKCXRvb2xfcmVmcxgXIAMoCzIRLmJvdWdoLnYxLlRvb2xSZWYaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUoECBMQFEoECBQQFSKKAgoMUnVuQ29tcGxldGVkEicKDGZpbmFsX2Fuc3dlchgBIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USHgoFdXNhZ2UYAyABKAsyDy5ib3VnaC52MS5Vc2FnZRIjCgp0cmVlX3VzYWdlGAQgASgLMg8uYm91Z2gudjEuVXNhZ2USKwoIZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHc3RlcF9pZBgGIAEoCRInCgplbmRfcmVhc29uGAcgASgOMhMuYm91Z2gudjEuRW5kUmVhc29uEiUKBmFjdGlvbhgIIAEoCzIVLmJvdWdoLnYxLkFnZW50QWN0aW9uItwBCglSdW5GYWlsZWQSIwoFZXJyb3IYAiABKAsyFC5ib3VnaC52MS5BZ2VudEVycm9yEh4KBXVzYWdlGAMgASgLMg8uYm91Z2gudjEuVXNhZ2USIwoKdHJlZV91c2FnZRgEIAEoCzIPLmJvdWdoLnYxLlVzYWdlEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB3N0ZXBfaWQYBiABKAkSJwoKZW5kX3JlYXNvbhgHIAEoDjITLmJvdWdoLnYxLkVuZFJlYXNvbiKOAgoMUnVuQ2FuY2VsbGVkEiMKBWVycm9yGAIgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIeCgV1c2FnZRgDIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiMKCnRyZWVfdXNhZ2UYBCABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdzdGVwX2lkGAYgASgJEicKCmVuZF9yZWFzb24YByABKA4yEy5ib3VnaC52MS5FbmRSZWFzb24SLQoNY2FuY2VsX3JlYXNvbhgJIAEoDjIWLmJvdWdoLnYxLkNhbmNlbFJlYXNvbiK4AgoPU3ViQWdlbnRTdGFydGVkEiEKBGtpbmQYASABKA4yEy5ib3VnaC52MS5BZ2VudEtpbmQSLAoHdHJpZ2dlchgCIAEoDjIbLmJvdWdoLnYxLkludm9jYXRpb25UcmlnZ2VyEg8KB2NhbGxfaWQYAyABKAkSEAoIcnVuX3BhdGgYBCADKAkSIAoFaW5wdXQYBSABKAsyES5ib3VnaC52MS5NZXNzYWdlEhMKC2Rlc2NyaXB0aW9uGAYgASgJEhAKCHJldmlzaW9uGAcgASgJEhoKEmZyb21faW52b2NhdGlvbl9pZBgIIAEoCRIWCglpdGVyYXRpb24YCSABKAVIAIgBARIXCgptb2NrX2luZGV4GAogASgFSAGIAQFCDAoKX2l0ZXJhdGlvbkINCgtfbW9ja19pbmRleCIfCg9TdWJBZ2VudFBhcnRpYWwSDAoEdGV4dBgBIAEoCSKJAgoRU3ViQWdlbnRDb21wbGV0ZWQSIQoGb3V0cHV0GAEgASgLMhEuYm91Z2gudjEuTWVzc2FnZRIeCgV1c2FnZRgDIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiMKCnRyZWVfdXNhZ2UYBCABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdzdGVwX2lkGAYgASgJEicKCmVuZF9yZWFzb24YByABKA4yEy5ib3VnaC52MS5FbmRSZWFzb24SJQoGYWN0aW9uGAggASgLMhUuYm91Z2gudjEuQWdlbnRBY3Rpb24ikAIKDlN1YkFnZW50RmFpbGVkEiMKBWVycm9yGAIgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvchIeCgV1c2FnZRgDIAEoCzIPLmJvdWdoLnYxLlVzYWdlEiMKCnRyZWVfdXNhZ2UYBCABKAsyDy5ib3VnaC52MS5Vc2FnZRIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdzdGVwX2lkGAYgASgJEicKCmVuZF9yZWFzb24YByABKA4yEy5ib3VnaC52MS5FbmRSZWFzb24SLQoNY2FuY2VsX3JlYXNvbhgJIAEoDjIWLmJvdWdoLnYxLkNhbmNlbFJlYXNvbiK5AQoKTGxtU3RhcnRlZBINCgVtb2RlbBgBIAEoCRIQCghwcm92aWRlchgCIAEoCRIVCg1tZXNzYWdlX2NvdW50GAMgASgFEhIKCnRvb2xfbmFtZXMYBCADKAkSFwoPcmVzZXJ2ZWRfdG9rZW5zGAUgASgDEhsKE3Jlc2VydmVkX2Nvc3RfbmFub3MYBiABKAMSKQoIc2V0dGluZ3MYByABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzIiIKEkxsbU91dHB1dFRleHREZWx0YRIMCgR0ZXh0GAEgASgJIiEKEUxsbVJlYXNvbmluZ0RlbHRhEgwKBHRleHQYASABKAkiSgoQTGxtVG9vbENhbGxEZWx0YRIPCgdjYWxsX2lkGAEgASgJEgwKBG5hbWUYAiABKAkSFwoPYXJndW1lbnRzX2RlbHRhGAMgASgJIvgBCgtMbG1SZXRyeWluZxIlCgZyZWFzb24YASABKA4yFS5ib3VnaC52MS5SZXRyeVJlYXNvbhIjCgVlcnJvchgCIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISKAoFZGVsYXkYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKbmV4dF9tb2RlbBgEIAEoCRIjCgpsb3N0X3VzYWdlGAUgASgLMg8uYm91Z2gudjEuVXNhZ2USEAoIbm90X3NlbnQYBiABKAgSGAoLZmF1bHRfaW5kZXgYByABKAVIAIgBAUIOCgxfZmF1bHRfaW5kZXgiNwoMTGxtQ29tcGxldGVkEicKCHJlc3BvbnNlGAEgASgLMhUuYm91Z2gudjEuTGxtUmVzcG9uc2UikQEKCUxsbUZhaWxlZBIjCgVlcnJvchgBIAEoCzIULmJvdWdoLnYxLkFnZW50RXJyb3ISIwoKbG9zdF91c2FnZRgCIAEoCzIPLmJvdWdoLnYxLlVzYWdlEhAKCG5vdF9zZW50GAMgASgIEhgKC2ZhdWx0X2luZGV4GAQgASgFSACIAQFCDgoMX2ZhdWx0X2luZGV4IqoBCgtUb29sU3RhcnRlZBIgCgRjYWxsGAEgASgLMhIuYm91Z2gudjEuVG9vbENhbGwSFwoPaWRlbXBvdGVuY3lfa2V5GAIgASgJEhcKCm1vY2tfaW5kZXgYAyABKAVIAIgBARIYCgtmYXVsdF9pbmRleBgEIAEoBUgBiAEBEg4KBnNlcnZlchgFIAEoCUINCgtfbW9ja19pbmRleEIOCgxfZmF1bHRfaW5kZXgiKwoKVG9vbE91dHB1dBIPCgdjYWxsX2lkGAEgASgJEgwKBHRleHQYAiABKAkikQEKDVRvb2xDb21wbGV0ZWQSJAoGcmVzdWx0GAEgASgLMhQuYm91Z2gudjEuVG9vbFJlc3VsdBIlCgZhY3Rpb24YAiABKAsyFS5ib3VnaC52MS5BZ2VudEFjdGlvbhIzCg1zdGF0ZV9jaGFuZ2VzGAMgAygLMhwuYm91Z2gudjEuU2Vzc2lvblN0YXRlQ2hhbmdlIjIKClRvb2xGYWlsZWQSJAoGcmVzdWx0GAEgASgLMhQuYm91Z2gudjEuVG9vbFJlc3VsdCIyCg1TdGVwQ29tcGxldGVkEiEKBHN0ZXAYASABKAsyEy5ib3VnaC52MS5BZ2VudFN0ZXAiVAoKU3RlcEZhaWxlZBIhCgRzdGVwGAEgASgLMhMuYm91Z2gudjEuQWdlbnRTdGVwEiMKBWVycm9yGAIgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvciJ6Cg1WYWx1ZVJlY29yZGVkEiEKBGtpbmQYASABKA4yEy5ib3VnaC52MS5WYWx1ZUtpbmQSFAoKdmFsdWVfanNvbhgCIAEoCUgAEiUKBWVycm9yGAMgASgLMhQuYm91Z2gudjEuQWdlbnRFcnJvckgAQgkKB291dGNvbWUiIgoJUnVuUXVldWVkEhUKDWJlaGluZF9ydW5faWQYASABKAkiSwoLUnVuRGVxdWV1ZWQSEwoLc2Vzc2lvbl9jdXQYASABKAMSEgoKc3RhdGVfanNvbhgCIAEoCRITCgtzdGFydHNfd2l0aBgDIAEoCSKDAQoKUnVuUmVzdW1lZBIkCgVjYXVzZRgBIAEoDjIVLmJvdWdoLnYxLlJlc3VtZUNhdXNlEg0KBWVwb2NoGAIgASgDEg0KBW93bmVyGAMgASgJEjEKDWRlYWRsaW5lX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIt0DCglSdW5Gb3JrZWQSJAoGb3JpZ2luGAEgASgLMhQuYm91Z2gudjEuRm9ya09yaWdpbhImCgdjaGFuZ2VzGAIgASgLMhUuYm91Z2gudjEuRm9ya0NoYW5nZXMSEgoKcmVxdWVzdF9pZBgDIAEoCRIWCg5yZXF1ZXN0X2RpZ2VzdBgEIAEoCRIxCg1kZWFkbGluZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgZsYWJlbHMYBiADKAsyHy5ib3VnaC52MS5SdW5Gb3JrZWQuTGFiZWxzRW50cnkSMAoPZGVmaW5pdGlvbl9yZWZzGAcgAygLMhcuYm91Z2gudjEuRGVmaW5pdGlvblJlZhIjCgZwb2xpY3kYCCABKAsyEy5ib3VnaC52MS5SdW5Qb2xpY3kSDwoHdXNlcl9pZBgJIAEoCRIiCgVtb2NrcxgMIAEoCzITLmJvdWdoLnYxLlRvb2xNb2NrcxIrCgpldmFsdWF0aW9uGA0gASgLMhcuYm91Z2gudjEuRXZhbHVhdGlvblJlZhotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBSgQIChALSgQICxAMIm0KDlJ1bkludGVycnVwdGVkEigKCHJlcXVlc3RzGAEgAygLMhYuYm91Z2gudjEuSW5wdXRSZXF1ZXN0EjEKDXJlcXVlc3RfdGltZXMYAiADKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIjkKDklucHV0UmVxdWVzdGVkEicKB3JlcXVlc3QYASABKAsyFi5ib3VnaC52MS5JbnB1dFJlcXVlc3QiYgoNSW5wdXRSZWNlaXZlZBIlCgZhbnN3ZXIYASABKAsyFS5ib3VnaC52MS5JbnB1dEFuc3dlchISCgpyZXF1ZXN0X2lkGAIgASgJEhYKDnJlcXVlc3RfZGlnZXN0GAMgASgJIoYBCg9DYW5jZWxSZXF1ZXN0ZWQSFAoMZWZmZWN0X3Njb3BlGAEgASgJEiYKBnJlYXNvbhgCIAEoDjIWLmJvdWdoLnYxLkNhbmNlbFJlYXNvbhIUCgxyZXF1ZXN0ZWRfYnkYAyABKAkSDAoEbm90ZRgEIAEoCRIRCglieV9ydW5faWQYBSABKAkiKQoUTG9vcEl0ZXJhdGlvblN0YXJ0ZWQSEQoJaXRlcmF0aW9uGAEgASgFImMKEEFnZW50VHJhbnNmZXJyZWQSEgoKZnJvbV9hZ2VudBgBIAEoCRIQCgh0b19hZ2VudBgCIAEoCRIPCgdjYWxsX2lkGAMgASgJEhgKEHRvX2ludm9jYXRpb25faWQYBCABKAkiSgoTU2Vzc2lvblN0YXRlQ2hhbmdlZBIzCg1zdGF0ZV9jaGFuZ2VzGAEgAygLMhwuYm91Z2gudjEuU2Vzc2lvblN0YXRlQ2hhbmdlIlEKEEhpc3RvcnlDb21wYWN0ZWQSIgoHc3VtbWFyeRgBIAEoCzIRLmJvdWdoLnYxLk1lc3NhZ2USGQoRcnVuX21lc3NhZ2VfY291bnQYAiABKAUiGAoIUGxhbkl0ZW0SDAoEdGV4dBgBIAEoCSItCghQbGFuTWFkZRIhCgVpdGVtcxgBIAMoCzISLmJvdWdoLnYxLlBsYW5JdGVtIjAKC1BsYW5SZXZpc2VkEiEKBWl0ZW1zGAEgAygLMhIuYm91Z2gudjEuUGxhbkl0ZW0qegoLUmVzdW1lQ2F1c2USHAoYUkVTVU1FX0NBVVNFX1VOU1BFQ0lGSUVEEAASGQoVUkVTVU1FX0NBVVNFX1JFQ09WRVJZEAESFwoTUkVTVU1FX0NBVVNFX0FOU1dFUhACEhkKFVJFU1VNRV9DQVVTRV9UQUtFT1ZFUhADKpUCCgtSZXRyeVJlYXNvbhIcChhSRVRSWV9SRUFTT05fVU5TUEVDSUZJRUQQABIaChZSRVRSWV9SRUFTT05fVFJBTlNQT1JUEAESHQoZUkVUUllfUkVBU09OX1JBVEVfTElNSVRFRBACEh8KG1JFVFJZX1JFQVNPTl9QUk9WSURFUl9FUlJPUhADEhgKFFJFVFJZX1JFQVNPTl9USU1FT1VUEAQSHQoZUkVUUllfUkVBU09OX0JBRF9SRVNQT05TRRAFEhoKFlJFVFJZX1JFQVNPTl9SRUNPVkVSRUQQBhIYChRSRVRSWV9SRUFTT05fUkVGVVNFRBAHEh0KGVJFVFJZX1JFQVNPTl9DSVJDVUlUX09QRU4QCCpmCglWYWx1ZUtpbmQSGgoWVkFMVUVfS0lORF9VTlNQRUNJRklFRBAAEhIKDlZBTFVFX0tJTkRfTk9XEAESEwoPVkFMVUVfS0lORF9TVEVQEAISFAoQVkFMVUVfS0lORF9TTEVFUBADQlQKDGRldi5ib3VnaC52MUIKRXZlbnRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_action, file_bough_v1_error, file_bough_v1_eval_set, file_bough_v1_evaluation_ref, file_bough_v1_execution, file_bough_v1_fork, file_bough_v1_input, file_bough_v1_message, file_bough_v1_model, file_bough_v1_options, file_bough_v1_policy, file_bough_v1_session, file_bough_v1_step, file_bough_v1_usage, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * One fact of a run: numbered, committed before anyone sees it, and never changed.
@@ -502,6 +502,41 @@ export const DefinitionRefSchema: GenMessage<DefinitionRef> = /*@__PURE__*/
   messageDesc(file_bough_v1_event, 1);
 
 /**
+ * A tool of a tool server that a run can call. The run keeps it as it was when the run started.
+ *
+ * @generated from message bough.v1.ToolRef
+ */
+export type ToolRef = Message<"bough.v1.ToolRef"> & {
+  /**
+   * The name under which agents call it.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * The tool server that has it.
+   *
+   * @generated from field: string server = 2;
+   */
+  server: string;
+
+  /**
+   * What it was then, by content hash. Opaque.
+   *
+   * @generated from field: string revision = 3;
+   */
+  revision: string;
+};
+
+/**
+ * Describes the message bough.v1.ToolRef.
+ * Use `create(ToolRefSchema)` to create a new message.
+ */
+export const ToolRefSchema: GenMessage<ToolRef> = /*@__PURE__*/
+  messageDesc(file_bough_v1_event, 2);
+
+/**
  * What a run started with, by content hash. Opaque: compare, never parse.
  *
  * @generated from message bough.v1.RunVersions
@@ -515,7 +550,7 @@ export type RunVersions = Message<"bough.v1.RunVersions"> & {
   replay: number;
 
   /**
-   * Tool name to the hash of its schema.
+   * Tool name to the hash of its description and schemas, as ToolInfo.digest.
    *
    * @generated from field: map<string, string> tools = 2;
    */
@@ -548,7 +583,7 @@ export type RunVersions = Message<"bough.v1.RunVersions"> & {
  * Use `create(RunVersionsSchema)` to create a new message.
  */
 export const RunVersionsSchema: GenMessage<RunVersions> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 2);
+  messageDesc(file_bough_v1_event, 3);
 
 /**
  * The run is accepted and durable.
@@ -697,6 +732,13 @@ export type RunStarted = Message<"bough.v1.RunStarted"> & {
    * @generated from field: bough.v1.EvaluationRef evaluation = 22;
    */
   evaluation?: EvaluationRef | undefined;
+
+  /**
+   * The tools of tool servers that the run can call, sorted by name.
+   *
+   * @generated from field: repeated bough.v1.ToolRef tool_refs = 23;
+   */
+  toolRefs: ToolRef[];
 };
 
 /**
@@ -704,7 +746,7 @@ export type RunStarted = Message<"bough.v1.RunStarted"> & {
  * Use `create(RunStartedSchema)` to create a new message.
  */
 export const RunStartedSchema: GenMessage<RunStarted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 3);
+  messageDesc(file_bough_v1_event, 4);
 
 /**
  * The run ended with an answer.
@@ -767,7 +809,7 @@ export type RunCompleted = Message<"bough.v1.RunCompleted"> & {
  * Use `create(RunCompletedSchema)` to create a new message.
  */
 export const RunCompletedSchema: GenMessage<RunCompleted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 4);
+  messageDesc(file_bough_v1_event, 5);
 
 /**
  * The run ended with an error.
@@ -823,7 +865,7 @@ export type RunFailed = Message<"bough.v1.RunFailed"> & {
  * Use `create(RunFailedSchema)` to create a new message.
  */
 export const RunFailedSchema: GenMessage<RunFailed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 5);
+  messageDesc(file_bough_v1_event, 6);
 
 /**
  * The run ended because it was cancelled.
@@ -886,7 +928,7 @@ export type RunCancelled = Message<"bough.v1.RunCancelled"> & {
  * Use `create(RunCancelledSchema)` to create a new message.
  */
 export const RunCancelledSchema: GenMessage<RunCancelled> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 6);
+  messageDesc(file_bough_v1_event, 7);
 
 /**
  * A sub-agent started.
@@ -970,7 +1012,7 @@ export type SubAgentStarted = Message<"bough.v1.SubAgentStarted"> & {
  * Use `create(SubAgentStartedSchema)` to create a new message.
  */
 export const SubAgentStartedSchema: GenMessage<SubAgentStarted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 7);
+  messageDesc(file_bough_v1_event, 8);
 
 /**
  * A piece of a sub-agent's text. The sub-agent's answer, if it is text, is the concatenation of the pieces of the last attempt of
@@ -992,7 +1034,7 @@ export type SubAgentPartial = Message<"bough.v1.SubAgentPartial"> & {
  * Use `create(SubAgentPartialSchema)` to create a new message.
  */
 export const SubAgentPartialSchema: GenMessage<SubAgentPartial> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 8);
+  messageDesc(file_bough_v1_event, 9);
 
 /**
  * A sub-agent ended with an answer.
@@ -1055,7 +1097,7 @@ export type SubAgentCompleted = Message<"bough.v1.SubAgentCompleted"> & {
  * Use `create(SubAgentCompletedSchema)` to create a new message.
  */
 export const SubAgentCompletedSchema: GenMessage<SubAgentCompleted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 9);
+  messageDesc(file_bough_v1_event, 10);
 
 /**
  * A sub-agent ended without an answer: it failed, was cancelled or hit a limit; end_reason tells which.
@@ -1119,7 +1161,7 @@ export type SubAgentFailed = Message<"bough.v1.SubAgentFailed"> & {
  * Use `create(SubAgentFailedSchema)` to create a new message.
  */
 export const SubAgentFailedSchema: GenMessage<SubAgentFailed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 10);
+  messageDesc(file_bough_v1_event, 11);
 
 /**
  * A model call started: of a step, or, if the envelope has no step_id, to summarize what the agent sees.
@@ -1184,7 +1226,7 @@ export type LlmStarted = Message<"bough.v1.LlmStarted"> & {
  * Use `create(LlmStartedSchema)` to create a new message.
  */
 export const LlmStartedSchema: GenMessage<LlmStarted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 11);
+  messageDesc(file_bough_v1_event, 12);
 
 /**
  * A piece of the model's text.
@@ -1205,7 +1247,7 @@ export type LlmOutputTextDelta = Message<"bough.v1.LlmOutputTextDelta"> & {
  * Use `create(LlmOutputTextDeltaSchema)` to create a new message.
  */
 export const LlmOutputTextDeltaSchema: GenMessage<LlmOutputTextDelta> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 12);
+  messageDesc(file_bough_v1_event, 13);
 
 /**
  * A piece of the model's reasoning.
@@ -1226,7 +1268,7 @@ export type LlmReasoningDelta = Message<"bough.v1.LlmReasoningDelta"> & {
  * Use `create(LlmReasoningDeltaSchema)` to create a new message.
  */
 export const LlmReasoningDeltaSchema: GenMessage<LlmReasoningDelta> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 13);
+  messageDesc(file_bough_v1_event, 14);
 
 /**
  * A piece of a tool call that the model is writing.
@@ -1261,7 +1303,7 @@ export type LlmToolCallDelta = Message<"bough.v1.LlmToolCallDelta"> & {
  * Use `create(LlmToolCallDeltaSchema)` to create a new message.
  */
 export const LlmToolCallDeltaSchema: GenMessage<LlmToolCallDelta> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 14);
+  messageDesc(file_bough_v1_event, 15);
 
 /**
  * An attempt of a model call failed, and the one in the envelope follows: of the same model, or of its next fallback if its
@@ -1326,7 +1368,7 @@ export type LlmRetrying = Message<"bough.v1.LlmRetrying"> & {
  * Use `create(LlmRetryingSchema)` to create a new message.
  */
 export const LlmRetryingSchema: GenMessage<LlmRetrying> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 15);
+  messageDesc(file_bough_v1_event, 16);
 
 /**
  * A model call ended with an answer.
@@ -1347,7 +1389,7 @@ export type LlmCompleted = Message<"bough.v1.LlmCompleted"> & {
  * Use `create(LlmCompletedSchema)` to create a new message.
  */
 export const LlmCompletedSchema: GenMessage<LlmCompleted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 16);
+  messageDesc(file_bough_v1_event, 17);
 
 /**
  * A model call ended without an answer.
@@ -1390,7 +1432,7 @@ export type LlmFailed = Message<"bough.v1.LlmFailed"> & {
  * Use `create(LlmFailedSchema)` to create a new message.
  */
 export const LlmFailedSchema: GenMessage<LlmFailed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 17);
+  messageDesc(file_bough_v1_event, 18);
 
 /**
  * A tool call started.
@@ -1425,6 +1467,13 @@ export type ToolStarted = Message<"bough.v1.ToolStarted"> & {
    * @generated from field: optional int32 fault_index = 4;
    */
   faultIndex?: number | undefined;
+
+  /**
+   * The tool server that the call goes to; empty for other tools.
+   *
+   * @generated from field: string server = 5;
+   */
+  server: string;
 };
 
 /**
@@ -1432,7 +1481,7 @@ export type ToolStarted = Message<"bough.v1.ToolStarted"> & {
  * Use `create(ToolStartedSchema)` to create a new message.
  */
 export const ToolStartedSchema: GenMessage<ToolStarted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 18);
+  messageDesc(file_bough_v1_event, 19);
 
 /**
  * A piece of text that a tool returned while it was running.
@@ -1460,7 +1509,7 @@ export type ToolOutput = Message<"bough.v1.ToolOutput"> & {
  * Use `create(ToolOutputSchema)` to create a new message.
  */
 export const ToolOutputSchema: GenMessage<ToolOutput> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 19);
+  messageDesc(file_bough_v1_event, 20);
 
 /**
  * A tool call ended with a result.
@@ -1495,7 +1544,7 @@ export type ToolCompleted = Message<"bough.v1.ToolCompleted"> & {
  * Use `create(ToolCompletedSchema)` to create a new message.
  */
 export const ToolCompletedSchema: GenMessage<ToolCompleted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 20);
+  messageDesc(file_bough_v1_event, 21);
 
 /**
  * A tool call ended with an error, or was refused and never started. What the tool had changed of the session's values is
@@ -1519,7 +1568,7 @@ export type ToolFailed = Message<"bough.v1.ToolFailed"> & {
  * Use `create(ToolFailedSchema)` to create a new message.
  */
 export const ToolFailedSchema: GenMessage<ToolFailed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 21);
+  messageDesc(file_bough_v1_event, 22);
 
 /**
  * A step ended.
@@ -1540,7 +1589,7 @@ export type StepCompleted = Message<"bough.v1.StepCompleted"> & {
  * Use `create(StepCompletedSchema)` to create a new message.
  */
 export const StepCompletedSchema: GenMessage<StepCompleted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 22);
+  messageDesc(file_bough_v1_event, 23);
 
 /**
  * A step cannot be finished.
@@ -1568,7 +1617,7 @@ export type StepFailed = Message<"bough.v1.StepFailed"> & {
  * Use `create(StepFailedSchema)` to create a new message.
  */
 export const StepFailedSchema: GenMessage<StepFailed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 23);
+  messageDesc(file_bough_v1_event, 24);
 
 /**
  * A value that a replay cannot derive.
@@ -1612,7 +1661,7 @@ export type ValueRecorded = Message<"bough.v1.ValueRecorded"> & {
  * Use `create(ValueRecordedSchema)` to create a new message.
  */
 export const ValueRecordedSchema: GenMessage<ValueRecorded> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 24);
+  messageDesc(file_bough_v1_event, 25);
 
 /**
  * The run waits for its session.
@@ -1633,7 +1682,7 @@ export type RunQueued = Message<"bough.v1.RunQueued"> & {
  * Use `create(RunQueuedSchema)` to create a new message.
  */
 export const RunQueuedSchema: GenMessage<RunQueued> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 25);
+  messageDesc(file_bough_v1_event, 26);
 
 /**
  * The run holds its session, and starts.
@@ -1668,7 +1717,7 @@ export type RunDequeued = Message<"bough.v1.RunDequeued"> & {
  * Use `create(RunDequeuedSchema)` to create a new message.
  */
 export const RunDequeuedSchema: GenMessage<RunDequeued> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 26);
+  messageDesc(file_bough_v1_event, 27);
 
 /**
  * The run is continued. Effects that were in flight start again as their next attempts.
@@ -1710,7 +1759,7 @@ export type RunResumed = Message<"bough.v1.RunResumed"> & {
  * Use `create(RunResumedSchema)` to create a new message.
  */
 export const RunResumedSchema: GenMessage<RunResumed> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 27);
+  messageDesc(file_bough_v1_event, 28);
 
 /**
  * The run is a fork. Every event before this one is its origin's, served under this run's id.
@@ -1803,7 +1852,7 @@ export type RunForked = Message<"bough.v1.RunForked"> & {
  * Use `create(RunForkedSchema)` to create a new message.
  */
 export const RunForkedSchema: GenMessage<RunForked> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 28);
+  messageDesc(file_bough_v1_event, 29);
 
 /**
  * The run waits for answers.
@@ -1831,7 +1880,7 @@ export type RunInterrupted = Message<"bough.v1.RunInterrupted"> & {
  * Use `create(RunInterruptedSchema)` to create a new message.
  */
 export const RunInterruptedSchema: GenMessage<RunInterrupted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 29);
+  messageDesc(file_bough_v1_event, 30);
 
 /**
  * Input from outside is needed.
@@ -1852,7 +1901,7 @@ export type InputRequested = Message<"bough.v1.InputRequested"> & {
  * Use `create(InputRequestedSchema)` to create a new message.
  */
 export const InputRequestedSchema: GenMessage<InputRequested> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 30);
+  messageDesc(file_bough_v1_event, 31);
 
 /**
  * A request was answered.
@@ -1887,7 +1936,7 @@ export type InputReceived = Message<"bough.v1.InputReceived"> & {
  * Use `create(InputReceivedSchema)` to create a new message.
  */
 export const InputReceivedSchema: GenMessage<InputReceived> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 31);
+  messageDesc(file_bough_v1_event, 32);
 
 /**
  * The run, or a part of it, is to stop.
@@ -1936,7 +1985,7 @@ export type CancelRequested = Message<"bough.v1.CancelRequested"> & {
  * Use `create(CancelRequestedSchema)` to create a new message.
  */
 export const CancelRequestedSchema: GenMessage<CancelRequested> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 32);
+  messageDesc(file_bough_v1_event, 33);
 
 /**
  * An iteration of a loop started.
@@ -1957,7 +2006,7 @@ export type LoopIterationStarted = Message<"bough.v1.LoopIterationStarted"> & {
  * Use `create(LoopIterationStartedSchema)` to create a new message.
  */
 export const LoopIterationStartedSchema: GenMessage<LoopIterationStarted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 33);
+  messageDesc(file_bough_v1_event, 34);
 
 /**
  * An agent transfers to another one.
@@ -1999,7 +2048,7 @@ export type AgentTransferred = Message<"bough.v1.AgentTransferred"> & {
  * Use `create(AgentTransferredSchema)` to create a new message.
  */
 export const AgentTransferredSchema: GenMessage<AgentTransferred> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 34);
+  messageDesc(file_bough_v1_event, 35);
 
 /**
  * An agent's code changed values of the session.
@@ -2020,7 +2069,7 @@ export type SessionStateChanged = Message<"bough.v1.SessionStateChanged"> & {
  * Use `create(SessionStateChangedSchema)` to create a new message.
  */
 export const SessionStateChangedSchema: GenMessage<SessionStateChanged> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 35);
+  messageDesc(file_bough_v1_event, 36);
 
 /**
  * The oldest messages of what an agent sees are replaced by a summary in its later model calls.
@@ -2048,7 +2097,7 @@ export type HistoryCompacted = Message<"bough.v1.HistoryCompacted"> & {
  * Use `create(HistoryCompactedSchema)` to create a new message.
  */
 export const HistoryCompactedSchema: GenMessage<HistoryCompacted> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 36);
+  messageDesc(file_bough_v1_event, 37);
 
 /**
  * One thing to do.
@@ -2069,7 +2118,7 @@ export type PlanItem = Message<"bough.v1.PlanItem"> & {
  * Use `create(PlanItemSchema)` to create a new message.
  */
 export const PlanItemSchema: GenMessage<PlanItem> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 37);
+  messageDesc(file_bough_v1_event, 38);
 
 /**
  * A plan was made.
@@ -2090,7 +2139,7 @@ export type PlanMade = Message<"bough.v1.PlanMade"> & {
  * Use `create(PlanMadeSchema)` to create a new message.
  */
 export const PlanMadeSchema: GenMessage<PlanMade> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 38);
+  messageDesc(file_bough_v1_event, 39);
 
 /**
  * The rest of the plan changed. The next iteration, if there is one, executes its first item.
@@ -2111,7 +2160,7 @@ export type PlanRevised = Message<"bough.v1.PlanRevised"> & {
  * Use `create(PlanRevisedSchema)` to create a new message.
  */
 export const PlanRevisedSchema: GenMessage<PlanRevised> = /*@__PURE__*/
-  messageDesc(file_bough_v1_event, 39);
+  messageDesc(file_bough_v1_event, 40);
 
 /**
  * Why a run is continued.
