@@ -2,99 +2,38 @@
 
 import asyncio
 import json
-import os
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from bough import approve
-from bough.v1 import agent_pb2, error_pb2, event_pb2, run_pb2, tool_pb2
+from bough.v1 import agent_pb2, error_pb2, run_pb2, tool_pb2
 from bough_server.errors import AgentUnusable, ForkRefused
 from bough_server.tool_servers.config import ToolServerSection
-from bough_server.tool_servers.opening import build_tool_servers
-from bough_server.tool_servers.servers import ToolServers
 from tests.support.log_readings import answer_of, having, results_of, text_of
 from tests.support.payment_agents import waiting, whole
-from tests.support.run_harness import ME, RunHarness
-from tests.support.teams import call, calls, llm, open_team, script
-
-SUPPORT = Path(__file__).parents[1] / "support"
-PATH = {"PATH": os.environ.get("PATH", "")}
-
-
-def notes(folder: Path, **rules: object) -> dict[str, object]:
-    """The settings of a child process that keeps notes, with these rules."""
-    command = {"command": sys.executable, "args": [str(SUPPORT / "mcp_notes.py"), str(folder / "notes.txt")]}
-    return {"mcp": command, "connect_timeout": 60.0, **rules}
-
-
-def by_hand(folder: Path, **rules: object) -> dict[str, object]:
-    """The settings of a child process that keeps notes and starts in an instant, with these rules."""
-    return faults("none", str(folder / "notes.txt"), **rules)
-
-
-def faults(fault: str, *arguments: str, **rules: object) -> dict[str, object]:
-    """The settings of a child process that misbehaves, with these rules."""
-    command = {"command": sys.executable, "args": [str(SUPPORT / "mcp_faults.py"), fault, *arguments]}
-    return {"mcp": command, "connect_timeout": 30.0, **rules}
-
-
-def configure(folder: Path, **servers: object) -> Callable[[Mapping[str, str]], ToolServers]:
-    """What makes the tool servers of these settings."""
-    sections = {name: ToolServerSection.model_validate(each) for name, each in servers.items()}
-
-    def build(taken: Mapping[str, str]) -> ToolServers:
-        return build_tool_servers(sections, variables=PATH, folder=folder, taken=taken)
-
-    return build
-
-
-@asynccontextmanager
-async def team(
-    folder: Path, turns: Sequence[object], *links: str | agent_pb2.ToolLink, **servers: object
-) -> AsyncIterator[RunHarness]:
-    """A harness with one agent, p, that has these tools, and these tool servers."""
-    agent = llm("p")
-    agent.llm.tools.extend(agent_pb2.ToolLink(name=link) if isinstance(link, str) else link for link in links)
-    built = configure(folder, **servers)
-    async with open_team(folder, script(p=turns), agent, tool_servers=built) as it:
-        yield it
-
-
-def kept(folder: Path) -> list[str]:
-    """The notes, without the keys of the calls that made them."""
-    file = folder / "notes.txt"
-    return [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-
-
-def keys(folder: Path) -> list[str]:
-    """The keys of the calls that made the notes."""
-    return [line.split()[1] for line in (folder / "notes.txt").read_text(encoding="utf-8").splitlines()]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds that another process does."""
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
+from tests.support.run_harness import ME
+from tests.support.teams import call, calls
+from tests.support.tool_servers import (
+    SUPPORT,
+    by_hand,
+    configure,
+    describe,
+    faults,
+    free_port,
+    kept,
+    keys,
+    lock_tools,
+    notes,
+    team,
+    until,
+)
 
 WAIT = [calls(call("notes_wait", text="tea")), "Done."]
-
-
-def describe(log: Sequence[event_pb2.AgentEvent]) -> list[str]:
-    """The results of a log, each as its text or its error's reason."""
-    return [
-        error_pb2.ErrorReason.Name(result.error.reason).removeprefix("ERROR_REASON_")
-        if result.HasField("error")
-        else text_of(result)
-        for result in results_of(log)
-    ]
 
 
 async def test_a_team_calls_the_tools_of_a_child_process(tmp_path: Path) -> None:
@@ -358,13 +297,6 @@ async def http_server(folder: Path, port: int) -> AsyncIterator[asyncio.subproce
         await process.wait()
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 async def test_a_server_at_a_url_is_killed_in_a_call_and_restarted(tmp_path: Path) -> None:
     port = free_port()
     settings = {"mcp": {"url": f"http://127.0.0.1:{port}/mcp"}, "timeout": 60.0}
@@ -417,18 +349,6 @@ async def test_what_was_not_reviewed_is_not_offered(tmp_path: Path) -> None:
         "b": "Its description differs from tools.lock.json. Review it, then run `bough tools lock`.",
         "c": "It is not in tools.lock.json. Review it, then run `bough tools lock`.",
     }
-
-
-async def lock_tools(folder: Path, section: ToolServerSection, *names: str) -> None:
-    """Write the lock of some tools of the server s."""
-    from bough_server.tool_servers.lock import LOCK_FILE, write_lock
-
-    servers = build_tool_servers({"s": section}, variables=PATH, folder=folder, is_locked=False)
-    try:
-        await servers.wait_until_settled(["s"])
-        write_lock(folder / LOCK_FILE, [servers.offers.tools_for(None)[f"s_{name}"] for name in names])
-    finally:
-        await servers.close()
 
 
 async def test_locked_tools_need_no_server_until_one_is_called(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ async def _lock(target: Target, *, is_check: bool) -> ExitCode:
 
 
 async def _list_all(servers: "ToolServers") -> "Mapping[str, tool_pb2.ToolInfo]":
-    """Return the tools of all servers. Raises ConfigurationError if one of them cannot be listed."""
+    """Return the tools of all servers as they describe them. Raises ConfigurationError if one cannot be listed."""
     from bough_server.errors import ConfigurationError
 
     await servers.wait_until_settled(servers.names)
@@ -216,4 +216,5 @@ async def _list_all(servers: "ToolServers") -> "Mapping[str, tool_pb2.ToolInfo]"
             print_stderr(f"{server.name}: {refused.name!r} is not offered: {refused.reason}")
     if problems:
         raise ConfigurationError("\n".join([*problems, "The tools of every server are needed."]))
-    return servers.offers.tools_for(None)
+    offers = servers.offers.servers.values()
+    return {name: offer.own[name] for offer in offers for name in offer.tools}

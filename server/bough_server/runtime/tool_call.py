@@ -48,6 +48,8 @@ class ToolCallContext:
     agent: str
     call_id: str
     idempotency_key: str
+    attempt: int
+    user_id: str
     state: StateView
     files: SessionFiles | None = None
 
@@ -395,6 +397,8 @@ class ToolCallEffect:
             agent=self._running.name,
             call_id=call.call_id,
             idempotency_key=started.tool_started.idempotency_key,
+            attempt=started.attempt,
+            user_id=facts.user_id,
             state=state,
             files=self._execution.files,
         )

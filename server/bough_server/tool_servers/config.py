@@ -51,6 +51,27 @@ class ToolServerTlsSection(Section):
         return self
 
 
+class GrpcSection(Section):
+    """A tool server that serves `bough.v1.ToolService`."""
+
+    address: Annotated[str, Field(min_length=1)]
+    """HOST:PORT, or any other target that gRPC takes."""
+    tls: ToolServerTlsSection | None = None
+    """Certificates of an encrypted connection. Unset: the connection is in plaintext."""
+    server_name: str = ""
+    """The name that the tool server's certificate is for, if it is not that of the address."""
+    token_env: VariableName = ""
+    """The environment variable with the bearer token that calls have; never the token itself."""
+    token_file: FilePath | None = None
+    """A file with that token, which is read whenever a connection is made; relative to this file."""
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> "GrpcSection":
+        if self.token_env and self.token_file:
+            raise ValueError("token_env and token_file are two places of one token: set one of them")
+        return self
+
+
 class McpSection(Section):
     """A tool server that speaks MCP: a child process with `command`, or a program at a `url`."""
 
@@ -98,8 +119,10 @@ class McpSection(Section):
 class ToolServerSection(Section):
     """A program outside that serves tools, which agents name by its key in `tool_servers`."""
 
-    mcp: McpSection
-    """How it is reached, by MCP."""
+    mcp: McpSection | None = None
+    """How it is reached, if it speaks MCP."""
+    grpc: GrpcSection | None = None
+    """How it is reached, if it serves `bough.v1.ToolService`."""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,32}$")] | None = None
     """What the names of its tools begin with for agents. Unset: its name and `_`."""
     tools: tuple[Annotated[str, Field(min_length=1)], ...] = ("*",)
@@ -116,13 +139,33 @@ class ToolServerSection(Section):
     """The group of callers who approve. Unset: the user of the run, and administrators."""
     on_recovery: Mapping[str, OnOutcomeUnknown] = {}
     """What happens to a call whose outcome is unknown, by patterns of the server's own names; the first that matches
-    holds. `retry`: it is made again. `fail`: it fails. `ask`: the run asks. A tool that no pattern matches is made
-    again if its hints say that it only reads or is idempotent, and fails otherwise.
+    holds. `retry`: it is made again. `fail`: it fails. `ask`: the run asks. Without a pattern it is as the tool's own
+    definition says, by `grpc`; else it is made again by `grpc`, and by `mcp` if the tool's hints say that it only reads
+    or is idempotent.
     """
     tenants: tuple[str, ...] | None = None
     """The tenants that may use it; for others it does not exist. Unset: all. One token serves all of them."""
     trust_hints: Flag = True
     """Whether `on_recovery` goes by what the server says of its tools, where no pattern matches."""
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "ToolServerSection":
+        if (self.mcp is None) == (self.grpc is None):
+            raise ValueError("needs `mcp` or `grpc`, which say how it is reached; and not both")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """How it is called: "mcp" or "grpc"."""
+        return "mcp" if self.mcp is not None else "grpc"
+
+    @property
+    def variables(self) -> Iterator[str]:
+        """The environment variables that the section needs the values of."""
+        if self.mcp is not None:
+            yield from self.mcp.variables
+        if self.grpc is not None:
+            yield self.grpc.token_env
 
     def prefix_of(self, name: str) -> str:
         """Return what the names of its tools begin with, for a server of this name."""
@@ -140,4 +183,4 @@ def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
 
 def variables_of(servers: Mapping[str, ToolServerSection]) -> set[str]:
     """Return the names of the environment variables that tool servers need the values of."""
-    return {name for server in servers.values() for name in server.mcp.variables} - {""}
+    return {name for server in servers.values() for name in server.variables} - {""}

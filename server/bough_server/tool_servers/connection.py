@@ -29,6 +29,10 @@ class ListedTool:
     input_schema_json: str = ""
     output_schema_json: str = ""
     hints: tool_pb2.ToolHints = field(default_factory=tool_pb2.ToolHints)
+    timeout: float | None = None
+    """How long a call may take, in seconds; None if it does not say."""
+    on_recovery: tool_pb2.ToolRecovery.ValueType = tool_pb2.TOOL_RECOVERY_UNSPECIFIED
+    requires_approval: bool = False
     problem: str = ""
     """Why it cannot be called over this connection, in a sentence; empty if it can."""
 
@@ -41,6 +45,13 @@ class ServerCall:
     arguments: dict[str, Any]
     idempotency_key: str
     """The same for every attempt of the call."""
+    call_id: str = ""
+    attempt: int = 1
+    run_id: str = ""
+    session_id: str = ""
+    user_id: str = ""
+    agent: str = ""
+    invocation_id: str = ""
 
 
 class NotSent(Exception):
@@ -62,8 +73,10 @@ class ToolConnection(Protocol):
         """Return all tools. Raises Unreachable."""
         ...
 
-    async def call(self, call: ServerCall, emit: Emit) -> Sequence[message_pb2.Part]:
+    async def call(self, call: ServerCall, emit: Emit, *, timeout: float) -> Sequence[message_pb2.Part]:
         """Call a tool and return its result; a cancellation cancels the call at the server.
+
+        The caller cancels it after `timeout`, in seconds, which is for the server to know.
 
         Raises RunError if the tool fails, NotSent and OutcomeUnknown.
         """

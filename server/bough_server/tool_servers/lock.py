@@ -111,13 +111,15 @@ def _parse(entry: Mapping[str, Any]) -> tool_pb2.ToolInfo:
         description=definition["description"],
         input_schema_json=_write_json(definition["input_schema"]),
         output_schema_json=_write_json(definition["output_schema"]) if "output_schema" in definition else "",
-        source=tool_pb2.TOOL_SOURCE_MCP,
         hints=tool_pb2.ToolHints(**definition.get("hints", {})),
+        on_recovery=tool_pb2.ToolRecovery.Value(definition.get("on_recovery", "TOOL_RECOVERY_UNSPECIFIED")),
+        requires_approval=definition.get("requires_approval", False),
+        timeout=definition.get("timeout"),
     )
 
 
 def write_lock(path: Path, tools: Iterable[tool_pb2.ToolInfo]) -> None:
-    """Write the tools as reviewed ones: JSON, sorted, one tool a line."""
+    """Write tools, as their servers describe them, as reviewed ones: JSON, sorted, one tool a line."""
     entries = sorted(tools, key=lambda info: (info.server, info.name))
     lines = ",\n".join(_write_json(_entry(info)) for info in entries)
     path.write_text(f'{{"version": {_VERSION}, "tools": [\n{lines}\n]}}\n', encoding="utf-8")
@@ -132,6 +134,12 @@ def _entry(info: tool_pb2.ToolInfo) -> dict[str, object]:
     }
     if info.output_schema_json:
         definition["output_schema"] = json.loads(info.output_schema_json)
+    if info.on_recovery:
+        definition["on_recovery"] = tool_pb2.ToolRecovery.Name(info.on_recovery)
+    if info.requires_approval:
+        definition["requires_approval"] = True
+    if info.HasField("timeout"):
+        definition["timeout"] = {"seconds": info.timeout.seconds, "nanos": info.timeout.nanos}
     return {"server": info.server, "name": info.name, "digest": digest_of(info), "definition": definition}
 
 

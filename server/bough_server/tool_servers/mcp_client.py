@@ -17,7 +17,7 @@ from bough.v1 import message_pb2
 from bough_server.distribution import version
 from bough_server.errors import RunError
 from bough_server.tool_servers.child_process import ChildCommand, run_child
-from bough_server.tool_servers.config import McpSection, ToolServerSection
+from bough_server.tool_servers.config import ToolServerSection
 from bough_server.tool_servers.connection import (
     MAX_LIST_BYTES,
     MAX_MESSAGE_BYTES,
@@ -32,6 +32,7 @@ from bough_server.tool_servers.connection import (
 )
 from bough_server.tool_servers.http_transport import BROKEN, NOT_SENT, REFUSED, build_client
 from bough_server.tool_servers.mcp_results import to_listed_tool, to_parts
+from bough_server.tool_servers.tokens import read_token, read_variable
 
 KEY_META: Final = "bough.dev/idempotency-key"
 """The member of `_meta` that has the key of a call, the same for every attempt."""
@@ -55,6 +56,7 @@ async def connect_to_mcp(
     Raises Unreachable.
     """
     mcp = section.mcp
+    assert mcp is not None, "the section says how a server of MCP is reached"
     if mcp.command:
         child = ChildCommand(
             server=name,
@@ -65,26 +67,14 @@ async def connect_to_mcp(
         )
         lost = asyncio.Event()
         return await McpConnection(run_child(child, lost), lost, mode=mcp.protocol).open()
-    headers = {header: _read_variable(variable, variables) for header, variable in mcp.headers_env.items()}
+    headers = {header: read_variable(variable, variables) for header, variable in mcp.headers_env.items()}
+    if token := read_token(mcp, variables):
+        headers["Authorization"] = f"Bearer {token}"
     try:
-        if token := _read_token(mcp, variables):
-            headers["Authorization"] = f"Bearer {token}"
         client = build_client(headers, mcp.tls, connect_timeout=section.connect_timeout)
     except (OSError, UnicodeError) as error:
         raise Unreachable(f"A file of its settings cannot be used: {error}.") from None
     return await McpConnection(_run_http(mcp.url, client), asyncio.Event(), mode=mcp.protocol).open()
-
-
-def _read_token(mcp: McpSection, variables: Mapping[str, str]) -> str:
-    if mcp.token_file is not None:
-        return mcp.token_file.read_text(encoding="utf-8").strip()
-    return _read_variable(mcp.token_env, variables) if mcp.token_env else ""
-
-
-def _read_variable(name: str, variables: Mapping[str, str]) -> str:
-    if name not in variables:
-        raise Unreachable(f"Set the environment variable {name}, which its settings name.")
-    return variables[name]
 
 
 @asynccontextmanager
@@ -225,7 +215,7 @@ class McpConnection:
                 )
         return found
 
-    async def call(self, call: ServerCall, emit: Emit) -> Sequence[message_pb2.Part]:
+    async def call(self, call: ServerCall, emit: Emit, *, timeout: float) -> Sequence[message_pb2.Part]:
         """See ToolConnection."""
         client = self._client
         if client is None or self._is_lost:

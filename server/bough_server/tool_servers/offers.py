@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
@@ -47,12 +47,15 @@ class ServerOffer:
     """Whether its tools are known, from its list or from the lock."""
     tools: Mapping[str, tool_pb2.ToolInfo] = field(default_factory=dict)
     """The tools by the names under which agents call them, sorted."""
+    own: Mapping[str, tool_pb2.ToolInfo] = field(default_factory=dict)
+    """The same tools as their server describes them, without the operator's rules, and perhaps others."""
     refused: Sequence[tool_pb2.RefusedTool] = ()
 
 
 def offer_tools(name: str, section: ToolServerSection, listed: Iterable[ListedTool]) -> ServerOffer:
     """Return what a tool server offers of a list: the tools that the section selects and that nothing is wrong with."""
     tools: dict[str, tool_pb2.ToolInfo] = {}
+    own: dict[str, tool_pb2.ToolInfo] = {}
     refused: dict[str, str] = {}
     taken: dict[str, str] = {}
     for each in listed:
@@ -69,12 +72,14 @@ def offer_tools(name: str, section: ToolServerSection, listed: Iterable[ListedTo
                 )
         else:
             taken[offered] = each.name
-            tools[offered] = _describe(each, offered, name, section)
+            own[offered] = _describe(each, offered, name)
+            tools[offered] = apply_rules(own[offered], section)
     return ServerOffer(
         name=name,
         section=section,
         is_listed=True,
         tools=dict(sorted(tools.items())),
+        own=own,
         refused=list_refusals(refused),
     )
 
@@ -129,40 +134,48 @@ def _find_schema_problem(which: str, schema_json: str) -> str:
     return f"Its {which} schema {problem}" if problem else ""
 
 
-def _describe(listed: ListedTool, offered: str, server: str, section: ToolServerSection) -> tool_pb2.ToolInfo:
+def _describe(listed: ListedTool, offered: str, server: str) -> tool_pb2.ToolInfo:
     description = _INVISIBLE.sub("", printable(listed.description or listed.title or listed.name))
     info = tool_pb2.ToolInfo(
         name=offered,
         description=truncate_text(description.strip() or offered, MAX_DESCRIPTION_BYTES),
         input_schema_json=canonical_json(listed.input_schema_json),
         output_schema_json=canonical_json(listed.output_schema_json) if listed.output_schema_json else "",
-        source=tool_pb2.TOOL_SOURCE_MCP,
         server=server,
         server_tool_name=listed.name,
         hints=listed.hints,
+        on_recovery=listed.on_recovery,
+        requires_approval=listed.requires_approval,
     )
-    return apply_rules(info, section)
+    if listed.timeout is not None:
+        info.timeout.FromNanoseconds(round(listed.timeout * 1e9))
+    return info
 
 
-def apply_rules(info: tool_pb2.ToolInfo, section: ToolServerSection) -> tool_pb2.ToolInfo:
-    """Return a tool with the operator's rules for it, and its digest."""
-    ruled = tool_pb2.ToolInfo()
-    ruled.CopyFrom(info)
-    own_name = info.server_tool_name
-    ruled.requires_approval = matches_any(own_name, section.requires_approval)
-    ruled.approver_group = section.approvers or ""
-    ruled.timeout.FromNanoseconds(round(section.timeout * 1e9))
-    ruled.on_recovery = _recovery_of(info, section)
-    ruled.digest = digest_of(info)
-    return ruled
+def apply_rules(own: tool_pb2.ToolInfo, section: ToolServerSection) -> tool_pb2.ToolInfo:
+    """Return a tool with the operator's rules for it, and its digest; `own` is what its server describes."""
+    info = tool_pb2.ToolInfo()
+    info.CopyFrom(own)
+    info.source = tool_pb2.TOOL_SOURCE_MCP if section.mcp is not None else tool_pb2.TOOL_SOURCE_REMOTE
+    info.requires_approval = own.requires_approval or matches_any(own.server_tool_name, section.requires_approval)
+    info.approver_group = section.approvers or ""
+    if not own.HasField("timeout"):
+        info.timeout.FromNanoseconds(round(section.timeout * 1e9))
+    info.on_recovery = _recovery_of(own, section)
+    info.digest = digest_of(own)
+    return info
 
 
-def _recovery_of(info: tool_pb2.ToolInfo, section: ToolServerSection) -> tool_pb2.ToolRecovery.ValueType:
+def _recovery_of(own: tool_pb2.ToolInfo, section: ToolServerSection) -> tool_pb2.ToolRecovery.ValueType:
     for pattern, rule in section.on_recovery.items():
-        if fnmatchcase(info.server_tool_name, pattern):
+        if fnmatchcase(own.server_tool_name, pattern):
             return _RECOVERY[rule]
-    is_safe = info.hints.read_only or info.hints.idempotent
-    return tool_pb2.TOOL_RECOVERY_RETRY if section.trust_hints and is_safe else tool_pb2.TOOL_RECOVERY_FAIL
+    if own.on_recovery in _RECOVERY.values():
+        return own.on_recovery
+    # By ToolService calls with an equal key have an equal outcome; MCP has no keys.
+    is_safe = section.trust_hints and (own.hints.read_only or own.hints.idempotent)
+    is_repeatable = section.grpc is not None or is_safe
+    return tool_pb2.TOOL_RECOVERY_RETRY if is_repeatable else tool_pb2.TOOL_RECOVERY_FAIL
 
 
 def canonical_json(text: str) -> str:
@@ -218,9 +231,7 @@ def merge_offers(version: int, offers: Iterable[ServerOffer], *, taken: Mapping[
     )
 
 
-def _drop_doubles(
-    offer: ServerOffer, *, owners: Mapping[str, Sequence[str]], taken: Mapping[str, str]
-) -> ServerOffer:
+def _drop_doubles(offer: ServerOffer, *, owners: Mapping[str, Sequence[str]], taken: Mapping[str, str]) -> ServerOffer:
     kept: dict[str, tool_pb2.ToolInfo] = {}
     reasons = {refused.name: refused.reason for refused in offer.refused}
     for name, info in offer.tools.items():
@@ -232,6 +243,4 @@ def _drop_doubles(
             reasons[info.server_tool_name] = f"The name {name!r} is also that of {' and '.join(others)}: {hint}."
         else:
             kept[name] = info
-    return ServerOffer(
-        name=offer.name, section=offer.section, is_listed=offer.is_listed, tools=kept, refused=list_refusals(reasons)
-    )
+    return replace(offer, tools=kept, refused=list_refusals(reasons))

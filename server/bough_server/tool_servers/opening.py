@@ -16,6 +16,10 @@ def build_connector(variables: Mapping[str, str], folder: Path) -> Connector:
 
     def connect_to(name: str, section: ToolServerSection) -> Connect:
         async def connect() -> ToolConnection:
+            if section.grpc is not None:
+                from bough_server.tool_servers.grpc_client import connect_to_service
+
+                return await connect_to_service(section.grpc, variables)
             try:
                 # In a thread: to load the package takes most of a second.
                 await run_in_thread(_load_mcp)

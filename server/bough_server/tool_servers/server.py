@@ -126,7 +126,9 @@ class ToolServer:
         self, connection: ToolConnection, call: ServerCall, emit: Emit, *, deadline: float, timeout: float
     ) -> Sequence[message_pb2.Part]:
         # In a separate task: a connection that breaks may cancel what uses it, which is no cancellation of the call.
-        task = asyncio.get_running_loop().create_task(_collect(connection, call, emit), name=f"tool-call:{self.name}")
+        task = asyncio.get_running_loop().create_task(
+            _collect(connection, call, emit, max(0.0, deadline - loop_time())), name=f"tool-call:{self.name}"
+        )
         try:
             await asyncio.wait({task}, timeout=max(0.0, deadline - loop_time()))
             is_late = not task.done()
@@ -234,8 +236,10 @@ class ToolServer:
         self._settled.set()
 
 
-async def _collect(connection: ToolConnection, call: ServerCall, emit: Emit) -> Sequence[message_pb2.Part]:
-    return await connection.call(call, emit)
+async def _collect(
+    connection: ToolConnection, call: ServerCall, emit: Emit, timeout: float
+) -> Sequence[message_pb2.Part]:
+    return await connection.call(call, emit, timeout=timeout)
 
 
 def _retrieve(task: "asyncio.Task[Sequence[message_pb2.Part]]") -> None:

@@ -93,7 +93,7 @@ class ToolServers:
         server = self._servers[offer.name]
         info = tool_pb2.ToolServerInfo(
             name=offer.name,
-            kind="mcp",
+            kind=offer.section.kind,
             state=server.state,
             problem=server.problem,
             tool_count=len(offer.tools),

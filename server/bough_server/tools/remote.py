@@ -31,7 +31,16 @@ class _ServerCalls:
         self, arguments: dict[str, Any], context: ToolContext, emit: Emit, *, timeout: float
     ) -> list[message_pb2.Part]:
         call = ServerCall(
-            tool=self._info.server_tool_name, arguments=arguments, idempotency_key=context.idempotency_key
+            tool=self._info.server_tool_name,
+            arguments=arguments,
+            idempotency_key=context.idempotency_key,
+            call_id=context.call_id,
+            attempt=context.attempt,
+            run_id=context.run_id,
+            session_id=context.session_id,
+            user_id=context.user_id,
+            agent=context.agent,
+            invocation_id=context.invocation_id,
         )
         parts = result_parts(list(await self._servers.call(self._info.server, call, emit, timeout=timeout)) or "")
         self._check_result(parts)

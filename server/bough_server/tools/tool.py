@@ -143,6 +143,16 @@ class ToolContext(Protocol):
         """Key that is the same for every attempt of this call."""
         ...
 
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt of the call, from 1."""
+        ...
+
+    @property
+    def user_id(self) -> str:
+        """Id of the session's user."""
+        ...
+
     async def read_file(self, blob: message_pb2.Blob) -> bytes:
         """Return the bytes of a file of the session. Raises RunError BAD_ARGUMENTS if it has an address only."""
         ...

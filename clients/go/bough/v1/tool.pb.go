@@ -26,8 +26,6 @@ const (
 )
 
 // Where the code of a tool is.
-//
-// Value 5 (REMOTE) is reserved for a later version.
 type ToolSource int32
 
 const (
@@ -41,6 +39,8 @@ const (
 	ToolSource_TOOL_SOURCE_CLIENT ToolSource = 3
 	// A tool server of the operator's runs it, and is called by MCP.
 	ToolSource_TOOL_SOURCE_MCP ToolSource = 4
+	// A tool server of the operator's runs it, and is called by ToolService.
+	ToolSource_TOOL_SOURCE_REMOTE ToolSource = 5
 )
 
 // Enum value maps for ToolSource.
@@ -51,6 +51,7 @@ var (
 		2: "TOOL_SOURCE_CODE",
 		3: "TOOL_SOURCE_CLIENT",
 		4: "TOOL_SOURCE_MCP",
+		5: "TOOL_SOURCE_REMOTE",
 	}
 	ToolSource_value = map[string]int32{
 		"TOOL_SOURCE_UNSPECIFIED": 0,
@@ -58,6 +59,7 @@ var (
 		"TOOL_SOURCE_CODE":        2,
 		"TOOL_SOURCE_CLIENT":      3,
 		"TOOL_SOURCE_MCP":         4,
+		"TOOL_SOURCE_REMOTE":      5,
 	}
 )
 
@@ -431,6 +433,116 @@ func (x *ToolInfo) GetApproverGroup() string {
 	return ""
 }
 
+// A tool as a ToolService describes it.
+type ToolDefinition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, unique at its server: 1 to 512 characters. Agents call it by a name that is made of it, as ToolInfo.name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What the tool does, in the words that models read. At most 8 KiB are kept.
+	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// JSON Schema of the arguments, as text: of an object, at most 64 KiB, with patterns that RE2 takes.
+	InputSchemaJson string `protobuf:"bytes,3,opt,name=input_schema_json,json=inputSchemaJson,proto3" json:"input_schema_json,omitempty"`
+	// JSON Schema of the first part of its results that is data, as text; empty for none. Bounded as the other.
+	OutputSchemaJson string `protobuf:"bytes,4,opt,name=output_schema_json,json=outputSchemaJson,proto3" json:"output_schema_json,omitempty"`
+	// What it says about its effects. The operator may decide not to trust it.
+	Hints *ToolHints `protobuf:"bytes,5,opt,name=hints,proto3" json:"hints,omitempty"`
+	// How long a call may take; unset for what the operator says.
+	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// What happens to a call whose outcome is unknown, if the operator does not say. UNSPECIFIED: RETRY, since calls with an equal key
+	// have an equal outcome.
+	OnRecovery ToolRecovery `protobuf:"varint,7,opt,name=on_recovery,json=onRecovery,proto3,enum=bough.v1.ToolRecovery" json:"on_recovery,omitempty"`
+	// Whether every call must be approved. The operator may ask for approvals of other tools too.
+	RequiresApproval bool `protobuf:"varint,8,opt,name=requires_approval,json=requiresApproval,proto3" json:"requires_approval,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ToolDefinition) Reset() {
+	*x = ToolDefinition{}
+	mi := &file_bough_v1_tool_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolDefinition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolDefinition) ProtoMessage() {}
+
+func (x *ToolDefinition) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_tool_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolDefinition.ProtoReflect.Descriptor instead.
+func (*ToolDefinition) Descriptor() ([]byte, []int) {
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ToolDefinition) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetInputSchemaJson() string {
+	if x != nil {
+		return x.InputSchemaJson
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetOutputSchemaJson() string {
+	if x != nil {
+		return x.OutputSchemaJson
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetHints() *ToolHints {
+	if x != nil {
+		return x.Hints
+	}
+	return nil
+}
+
+func (x *ToolDefinition) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *ToolDefinition) GetOnRecovery() ToolRecovery {
+	if x != nil {
+		return x.OnRecovery
+	}
+	return ToolRecovery_TOOL_RECOVERY_UNSPECIFIED
+}
+
+func (x *ToolDefinition) GetRequiresApproval() bool {
+	if x != nil {
+		return x.RequiresApproval
+	}
+	return false
+}
+
 // A tool of a tool server that is not offered to agents.
 type RefusedTool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -444,7 +556,7 @@ type RefusedTool struct {
 
 func (x *RefusedTool) Reset() {
 	*x = RefusedTool{}
-	mi := &file_bough_v1_tool_proto_msgTypes[2]
+	mi := &file_bough_v1_tool_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +568,7 @@ func (x *RefusedTool) String() string {
 func (*RefusedTool) ProtoMessage() {}
 
 func (x *RefusedTool) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_tool_proto_msgTypes[2]
+	mi := &file_bough_v1_tool_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +581,7 @@ func (x *RefusedTool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedTool.ProtoReflect.Descriptor instead.
 func (*RefusedTool) Descriptor() ([]byte, []int) {
-	return file_bough_v1_tool_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RefusedTool) GetName() string {
@@ -491,7 +603,7 @@ type ToolServerInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name, which ToolLink.server refers to.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// How it is called: "mcp".
+	// How it is called: "mcp" or "grpc".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Whether this server is connected to it. Others may have another state.
 	State ToolServerState `protobuf:"varint,3,opt,name=state,proto3,enum=bough.v1.ToolServerState" json:"state,omitempty"`
@@ -509,7 +621,7 @@ type ToolServerInfo struct {
 
 func (x *ToolServerInfo) Reset() {
 	*x = ToolServerInfo{}
-	mi := &file_bough_v1_tool_proto_msgTypes[3]
+	mi := &file_bough_v1_tool_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +633,7 @@ func (x *ToolServerInfo) String() string {
 func (*ToolServerInfo) ProtoMessage() {}
 
 func (x *ToolServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_tool_proto_msgTypes[3]
+	mi := &file_bough_v1_tool_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +646,7 @@ func (x *ToolServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolServerInfo.ProtoReflect.Descriptor instead.
 func (*ToolServerInfo) Descriptor() ([]byte, []int) {
-	return file_bough_v1_tool_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ToolServerInfo) GetName() string {
@@ -619,7 +731,17 @@ const file_bough_v1_tool_proto_rawDesc = "" +
 	"onRecovery\x12\x16\n" +
 	"\x06digest\x18\v \x01(\tR\x06digest\x123\n" +
 	"\atimeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12%\n" +
-	"\x0eapprover_group\x18\r \x01(\tR\rapproverGroup\"9\n" +
+	"\x0eapprover_group\x18\r \x01(\tR\rapproverGroup\"\xe6\x02\n" +
+	"\x0eToolDefinition\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12*\n" +
+	"\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12,\n" +
+	"\x12output_schema_json\x18\x04 \x01(\tR\x10outputSchemaJson\x12)\n" +
+	"\x05hints\x18\x05 \x01(\v2\x13.bough.v1.ToolHintsR\x05hints\x123\n" +
+	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x127\n" +
+	"\von_recovery\x18\a \x01(\x0e2\x16.bough.v1.ToolRecoveryR\n" +
+	"onRecovery\x12+\n" +
+	"\x11requires_approval\x18\b \x01(\bR\x10requiresApproval\"9\n" +
 	"\vRefusedTool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x8c\x02\n" +
@@ -631,14 +753,15 @@ const file_bough_v1_tool_proto_rawDesc = "" +
 	"\n" +
 	"tool_count\x18\x05 \x01(\x05R\ttoolCount\x12/\n" +
 	"\arefused\x18\x06 \x03(\v2\x15.bough.v1.RefusedToolR\arefused\x127\n" +
-	"\tlist_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\blistTime*\x86\x01\n" +
+	"\tlist_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\blistTime*\x9e\x01\n" +
 	"\n" +
 	"ToolSource\x12\x1b\n" +
 	"\x17TOOL_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14TOOL_SOURCE_BUILT_IN\x10\x01\x12\x14\n" +
 	"\x10TOOL_SOURCE_CODE\x10\x02\x12\x16\n" +
 	"\x12TOOL_SOURCE_CLIENT\x10\x03\x12\x13\n" +
-	"\x0fTOOL_SOURCE_MCP\x10\x04*u\n" +
+	"\x0fTOOL_SOURCE_MCP\x10\x04\x12\x16\n" +
+	"\x12TOOL_SOURCE_REMOTE\x10\x05*u\n" +
 	"\fToolRecovery\x12\x1d\n" +
 	"\x19TOOL_RECOVERY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13TOOL_RECOVERY_RETRY\x10\x01\x12\x16\n" +
@@ -664,31 +787,35 @@ func file_bough_v1_tool_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_tool_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_tool_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_bough_v1_tool_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_bough_v1_tool_proto_goTypes = []any{
 	(ToolSource)(0),               // 0: bough.v1.ToolSource
 	(ToolRecovery)(0),             // 1: bough.v1.ToolRecovery
 	(ToolServerState)(0),          // 2: bough.v1.ToolServerState
 	(*ToolHints)(nil),             // 3: bough.v1.ToolHints
 	(*ToolInfo)(nil),              // 4: bough.v1.ToolInfo
-	(*RefusedTool)(nil),           // 5: bough.v1.RefusedTool
-	(*ToolServerInfo)(nil),        // 6: bough.v1.ToolServerInfo
-	(*durationpb.Duration)(nil),   // 7: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*ToolDefinition)(nil),        // 5: bough.v1.ToolDefinition
+	(*RefusedTool)(nil),           // 6: bough.v1.RefusedTool
+	(*ToolServerInfo)(nil),        // 7: bough.v1.ToolServerInfo
+	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
 }
 var file_bough_v1_tool_proto_depIdxs = []int32{
-	0, // 0: bough.v1.ToolInfo.source:type_name -> bough.v1.ToolSource
-	3, // 1: bough.v1.ToolInfo.hints:type_name -> bough.v1.ToolHints
-	1, // 2: bough.v1.ToolInfo.on_recovery:type_name -> bough.v1.ToolRecovery
-	7, // 3: bough.v1.ToolInfo.timeout:type_name -> google.protobuf.Duration
-	2, // 4: bough.v1.ToolServerInfo.state:type_name -> bough.v1.ToolServerState
-	5, // 5: bough.v1.ToolServerInfo.refused:type_name -> bough.v1.RefusedTool
-	8, // 6: bough.v1.ToolServerInfo.list_time:type_name -> google.protobuf.Timestamp
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	0,  // 0: bough.v1.ToolInfo.source:type_name -> bough.v1.ToolSource
+	3,  // 1: bough.v1.ToolInfo.hints:type_name -> bough.v1.ToolHints
+	1,  // 2: bough.v1.ToolInfo.on_recovery:type_name -> bough.v1.ToolRecovery
+	8,  // 3: bough.v1.ToolInfo.timeout:type_name -> google.protobuf.Duration
+	3,  // 4: bough.v1.ToolDefinition.hints:type_name -> bough.v1.ToolHints
+	8,  // 5: bough.v1.ToolDefinition.timeout:type_name -> google.protobuf.Duration
+	1,  // 6: bough.v1.ToolDefinition.on_recovery:type_name -> bough.v1.ToolRecovery
+	2,  // 7: bough.v1.ToolServerInfo.state:type_name -> bough.v1.ToolServerState
+	6,  // 8: bough.v1.ToolServerInfo.refused:type_name -> bough.v1.RefusedTool
+	9,  // 9: bough.v1.ToolServerInfo.list_time:type_name -> google.protobuf.Timestamp
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_tool_proto_init() }
@@ -703,7 +830,7 @@ func file_bough_v1_tool_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_tool_proto_rawDesc), len(file_bough_v1_tool_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

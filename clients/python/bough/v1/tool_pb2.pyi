@@ -37,12 +37,11 @@ class _ToolSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolSource
     """The client runs it: a call becomes an InputRequest of kind CLIENT_TOOL, answered with a ToolOutcome."""
     TOOL_SOURCE_MCP: _ToolSource.ValueType  # 4
     """A tool server of the operator's runs it, and is called by MCP."""
+    TOOL_SOURCE_REMOTE: _ToolSource.ValueType  # 5
+    """A tool server of the operator's runs it, and is called by ToolService."""
 
 class ToolSource(_ToolSource, metaclass=_ToolSourceEnumTypeWrapper):
-    """Where the code of a tool is.
-
-    Value 5 (REMOTE) is reserved for a later version.
-    """
+    """Where the code of a tool is."""
 
 TOOL_SOURCE_UNSPECIFIED: ToolSource.ValueType  # 0
 """Unknown. A server never sends it."""
@@ -54,6 +53,8 @@ TOOL_SOURCE_CLIENT: ToolSource.ValueType  # 3
 """The client runs it: a call becomes an InputRequest of kind CLIENT_TOOL, answered with a ToolOutcome."""
 TOOL_SOURCE_MCP: ToolSource.ValueType  # 4
 """A tool server of the operator's runs it, and is called by MCP."""
+TOOL_SOURCE_REMOTE: ToolSource.ValueType  # 5
+"""A tool server of the operator's runs it, and is called by ToolService."""
 Global___ToolSource: _TypeAlias = ToolSource  # noqa: Y015
 
 class _ToolRecovery:
@@ -240,6 +241,62 @@ class ToolInfo(_message.Message):
 Global___ToolInfo: _TypeAlias = ToolInfo  # noqa: Y015
 
 @_typing.final
+class ToolDefinition(_message.Message):
+    """A tool as a ToolService describes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    ON_RECOVERY_FIELD_NUMBER: _builtins.int
+    REQUIRES_APPROVAL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, unique at its server: 1 to 512 characters. Agents call it by a name that is made of it, as ToolInfo.name."""
+    description: _builtins.str
+    """What the tool does, in the words that models read. At most 8 KiB are kept."""
+    input_schema_json: _builtins.str
+    """JSON Schema of the arguments, as text: of an object, at most 64 KiB, with patterns that RE2 takes."""
+    output_schema_json: _builtins.str
+    """JSON Schema of the first part of its results that is data, as text; empty for none. Bounded as the other."""
+    on_recovery: Global___ToolRecovery.ValueType
+    """What happens to a call whose outcome is unknown, if the operator does not say. UNSPECIFIED: RETRY, since calls with an equal key
+    have an equal outcome.
+    """
+    requires_approval: _builtins.bool
+    """Whether every call must be approved. The operator may ask for approvals of other tools too."""
+    @_builtins.property
+    def hints(self) -> Global___ToolHints:
+        """What it says about its effects. The operator may decide not to trust it."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long a call may take; unset for what the operator says."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        input_schema_json: _builtins.str = ...,
+        output_schema_json: _builtins.str = ...,
+        hints: Global___ToolHints | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        on_recovery: Global___ToolRecovery.ValueType = ...,
+        requires_approval: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hints", b"hints", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "hints", b"hints", "input_schema_json", b"input_schema_json", "name", b"name", "on_recovery", b"on_recovery", "output_schema_json", b"output_schema_json", "requires_approval", b"requires_approval", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolDefinition: _TypeAlias = ToolDefinition  # noqa: Y015
+
+@_typing.final
 class RefusedTool(_message.Message):
     """A tool of a tool server that is not offered to agents."""
 
@@ -281,7 +338,7 @@ class ToolServerInfo(_message.Message):
     name: _builtins.str
     """Its name, which ToolLink.server refers to."""
     kind: _builtins.str
-    """How it is called: "mcp"."""
+    """How it is called: "mcp" or "grpc"."""
     state: Global___ToolServerState.ValueType
     """Whether this server is connected to it. Others may have another state."""
     problem: _builtins.str

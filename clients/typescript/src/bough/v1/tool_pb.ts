@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/tool.proto.
  */
 export const file_bough_v1_tool: GenFile = /*@__PURE__*/
-  fileDesc("ChNib3VnaC92MS90b29sLnByb3RvEghib3VnaC52MSKrAQoJVG9vbEhpbnRzEhYKCXJlYWRfb25seRgBIAEoCEgAiAEBEhgKC2Rlc3RydWN0aXZlGAIgASgISAGIAQESFwoKaWRlbXBvdGVudBgDIAEoCEgCiAEBEhcKCm9wZW5fd29ybGQYBCABKAhIA4gBAUIMCgpfcmVhZF9vbmx5Qg4KDF9kZXN0cnVjdGl2ZUINCgtfaWRlbXBvdGVudEINCgtfb3Blbl93b3JsZCL0AgoIVG9vbEluZm8SDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIZChFpbnB1dF9zY2hlbWFfanNvbhgDIAEoCRIkCgZzb3VyY2UYBCABKA4yFC5ib3VnaC52MS5Ub29sU291cmNlEhkKEXJlcXVpcmVzX2FwcHJvdmFsGAUgASgIEg4KBnNlcnZlchgGIAEoCRIYChBzZXJ2ZXJfdG9vbF9uYW1lGAcgASgJEiIKBWhpbnRzGAggASgLMhMuYm91Z2gudjEuVG9vbEhpbnRzEhoKEm91dHB1dF9zY2hlbWFfanNvbhgJIAEoCRIrCgtvbl9yZWNvdmVyeRgKIAEoDjIWLmJvdWdoLnYxLlRvb2xSZWNvdmVyeRIOCgZkaWdlc3QYCyABKAkSKgoHdGltZW91dBgMIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIWCg5hcHByb3Zlcl9ncm91cBgNIAEoCSIrCgtSZWZ1c2VkVG9vbBIMCgRuYW1lGAEgASgJEg4KBnJlYXNvbhgCIAEoCSLSAQoOVG9vbFNlcnZlckluZm8SDAoEbmFtZRgBIAEoCRIMCgRraW5kGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYm91Z2gudjEuVG9vbFNlcnZlclN0YXRlEg8KB3Byb2JsZW0YBCABKAkSEgoKdG9vbF9jb3VudBgFIAEoBRImCgdyZWZ1c2VkGAYgAygLMhUuYm91Z2gudjEuUmVmdXNlZFRvb2wSLQoJbGlzdF90aW1lGAcgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCqGAQoKVG9vbFNvdXJjZRIbChdUT09MX1NPVVJDRV9VTlNQRUNJRklFRBAAEhgKFFRPT0xfU09VUkNFX0JVSUxUX0lOEAESFAoQVE9PTF9TT1VSQ0VfQ09ERRACEhYKElRPT0xfU09VUkNFX0NMSUVOVBADEhMKD1RPT0xfU09VUkNFX01DUBAEKnUKDFRvb2xSZWNvdmVyeRIdChlUT09MX1JFQ09WRVJZX1VOU1BFQ0lGSUVEEAASFwoTVE9PTF9SRUNPVkVSWV9SRVRSWRABEhYKElRPT0xfUkVDT1ZFUllfRkFJTBACEhUKEVRPT0xfUkVDT1ZFUllfQVNLEAMqlgEKD1Rvb2xTZXJ2ZXJTdGF0ZRIhCh1UT09MX1NFUlZFUl9TVEFURV9VTlNQRUNJRklFRBAAEiAKHFRPT0xfU0VSVkVSX1NUQVRFX0NPTk5FQ1RJTkcQARIbChdUT09MX1NFUlZFUl9TVEFURV9SRUFEWRACEiEKHVRPT0xfU0VSVkVSX1NUQVRFX1VOQVZBSUxBQkxFEANCUwoMZGV2LmJvdWdoLnYxQglUb29sUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChNib3VnaC92MS90b29sLnByb3RvEghib3VnaC52MSKrAQoJVG9vbEhpbnRzEhYKCXJlYWRfb25seRgBIAEoCEgAiAEBEhgKC2Rlc3RydWN0aXZlGAIgASgISAGIAQESFwoKaWRlbXBvdGVudBgDIAEoCEgCiAEBEhcKCm9wZW5fd29ybGQYBCABKAhIA4gBAUIMCgpfcmVhZF9vbmx5Qg4KDF9kZXN0cnVjdGl2ZUINCgtfaWRlbXBvdGVudEINCgtfb3Blbl93b3JsZCL0AgoIVG9vbEluZm8SDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIZChFpbnB1dF9zY2hlbWFfanNvbhgDIAEoCRIkCgZzb3VyY2UYBCABKA4yFC5ib3VnaC52MS5Ub29sU291cmNlEhkKEXJlcXVpcmVzX2FwcHJvdmFsGAUgASgIEg4KBnNlcnZlchgGIAEoCRIYChBzZXJ2ZXJfdG9vbF9uYW1lGAcgASgJEiIKBWhpbnRzGAggASgLMhMuYm91Z2gudjEuVG9vbEhpbnRzEhoKEm91dHB1dF9zY2hlbWFfanNvbhgJIAEoCRIrCgtvbl9yZWNvdmVyeRgKIAEoDjIWLmJvdWdoLnYxLlRvb2xSZWNvdmVyeRIOCgZkaWdlc3QYCyABKAkSKgoHdGltZW91dBgMIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIWCg5hcHByb3Zlcl9ncm91cBgNIAEoCSKCAgoOVG9vbERlZmluaXRpb24SDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIZChFpbnB1dF9zY2hlbWFfanNvbhgDIAEoCRIaChJvdXRwdXRfc2NoZW1hX2pzb24YBCABKAkSIgoFaGludHMYBSABKAsyEy5ib3VnaC52MS5Ub29sSGludHMSKgoHdGltZW91dBgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCgtvbl9yZWNvdmVyeRgHIAEoDjIWLmJvdWdoLnYxLlRvb2xSZWNvdmVyeRIZChFyZXF1aXJlc19hcHByb3ZhbBgIIAEoCCIrCgtSZWZ1c2VkVG9vbBIMCgRuYW1lGAEgASgJEg4KBnJlYXNvbhgCIAEoCSLSAQoOVG9vbFNlcnZlckluZm8SDAoEbmFtZRgBIAEoCRIMCgRraW5kGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYm91Z2gudjEuVG9vbFNlcnZlclN0YXRlEg8KB3Byb2JsZW0YBCABKAkSEgoKdG9vbF9jb3VudBgFIAEoBRImCgdyZWZ1c2VkGAYgAygLMhUuYm91Z2gudjEuUmVmdXNlZFRvb2wSLQoJbGlzdF90aW1lGAcgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCqeAQoKVG9vbFNvdXJjZRIbChdUT09MX1NPVVJDRV9VTlNQRUNJRklFRBAAEhgKFFRPT0xfU09VUkNFX0JVSUxUX0lOEAESFAoQVE9PTF9TT1VSQ0VfQ09ERRACEhYKElRPT0xfU09VUkNFX0NMSUVOVBADEhMKD1RPT0xfU09VUkNFX01DUBAEEhYKElRPT0xfU09VUkNFX1JFTU9URRAFKnUKDFRvb2xSZWNvdmVyeRIdChlUT09MX1JFQ09WRVJZX1VOU1BFQ0lGSUVEEAASFwoTVE9PTF9SRUNPVkVSWV9SRVRSWRABEhYKElRPT0xfUkVDT1ZFUllfRkFJTBACEhUKEVRPT0xfUkVDT1ZFUllfQVNLEAMqlgEKD1Rvb2xTZXJ2ZXJTdGF0ZRIhCh1UT09MX1NFUlZFUl9TVEFURV9VTlNQRUNJRklFRBAAEiAKHFRPT0xfU0VSVkVSX1NUQVRFX0NPTk5FQ1RJTkcQARIbChdUT09MX1NFUlZFUl9TVEFURV9SRUFEWRACEiEKHVRPT0xfU0VSVkVSX1NUQVRFX1VOQVZBSUxBQkxFEANCUwoMZGV2LmJvdWdoLnYxQglUb29sUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * What a tool server says about the effects of a tool. Nothing checks it; absent if the server does not say.
@@ -165,6 +165,77 @@ export const ToolInfoSchema: GenMessage<ToolInfo> = /*@__PURE__*/
   messageDesc(file_bough_v1_tool, 1);
 
 /**
+ * A tool as a ToolService describes it.
+ *
+ * @generated from message bough.v1.ToolDefinition
+ */
+export type ToolDefinition = Message<"bough.v1.ToolDefinition"> & {
+  /**
+   * Its name, unique at its server: 1 to 512 characters. Agents call it by a name that is made of it, as ToolInfo.name.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * What the tool does, in the words that models read. At most 8 KiB are kept.
+   *
+   * @generated from field: string description = 2;
+   */
+  description: string;
+
+  /**
+   * JSON Schema of the arguments, as text: of an object, at most 64 KiB, with patterns that RE2 takes.
+   *
+   * @generated from field: string input_schema_json = 3;
+   */
+  inputSchemaJson: string;
+
+  /**
+   * JSON Schema of the first part of its results that is data, as text; empty for none. Bounded as the other.
+   *
+   * @generated from field: string output_schema_json = 4;
+   */
+  outputSchemaJson: string;
+
+  /**
+   * What it says about its effects. The operator may decide not to trust it.
+   *
+   * @generated from field: bough.v1.ToolHints hints = 5;
+   */
+  hints?: ToolHints | undefined;
+
+  /**
+   * How long a call may take; unset for what the operator says.
+   *
+   * @generated from field: google.protobuf.Duration timeout = 6;
+   */
+  timeout?: Duration | undefined;
+
+  /**
+   * What happens to a call whose outcome is unknown, if the operator does not say. UNSPECIFIED: RETRY, since calls with an equal key
+   * have an equal outcome.
+   *
+   * @generated from field: bough.v1.ToolRecovery on_recovery = 7;
+   */
+  onRecovery: ToolRecovery;
+
+  /**
+   * Whether every call must be approved. The operator may ask for approvals of other tools too.
+   *
+   * @generated from field: bool requires_approval = 8;
+   */
+  requiresApproval: boolean;
+};
+
+/**
+ * Describes the message bough.v1.ToolDefinition.
+ * Use `create(ToolDefinitionSchema)` to create a new message.
+ */
+export const ToolDefinitionSchema: GenMessage<ToolDefinition> = /*@__PURE__*/
+  messageDesc(file_bough_v1_tool, 2);
+
+/**
  * A tool of a tool server that is not offered to agents.
  *
  * @generated from message bough.v1.RefusedTool
@@ -190,7 +261,7 @@ export type RefusedTool = Message<"bough.v1.RefusedTool"> & {
  * Use `create(RefusedToolSchema)` to create a new message.
  */
 export const RefusedToolSchema: GenMessage<RefusedTool> = /*@__PURE__*/
-  messageDesc(file_bough_v1_tool, 2);
+  messageDesc(file_bough_v1_tool, 3);
 
 /**
  * A tool server that the operator has configured.
@@ -206,7 +277,7 @@ export type ToolServerInfo = Message<"bough.v1.ToolServerInfo"> & {
   name: string;
 
   /**
-   * How it is called: "mcp".
+   * How it is called: "mcp" or "grpc".
    *
    * @generated from field: string kind = 2;
    */
@@ -253,12 +324,10 @@ export type ToolServerInfo = Message<"bough.v1.ToolServerInfo"> & {
  * Use `create(ToolServerInfoSchema)` to create a new message.
  */
 export const ToolServerInfoSchema: GenMessage<ToolServerInfo> = /*@__PURE__*/
-  messageDesc(file_bough_v1_tool, 3);
+  messageDesc(file_bough_v1_tool, 4);
 
 /**
  * Where the code of a tool is.
- *
- * Value 5 (REMOTE) is reserved for a later version.
  *
  * @generated from enum bough.v1.ToolSource
  */
@@ -297,6 +366,13 @@ export enum ToolSource {
    * @generated from enum value: TOOL_SOURCE_MCP = 4;
    */
   MCP = 4,
+
+  /**
+   * A tool server of the operator's runs it, and is called by ToolService.
+   *
+   * @generated from enum value: TOOL_SOURCE_REMOTE = 5;
+   */
+  REMOTE = 5,
 }
 
 /**
