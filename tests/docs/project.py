@@ -261,7 +261,7 @@ def _is_of_the_server(text: str) -> bool:
 
 def _is_tool_server(text: str) -> bool:
     """Whether a program is one that a server starts and that serves tools to it."""
-    return "from mcp.server import" in text or "ToolServiceServicer" in text
+    return "from mcp.server import" in text or "from bough.tools import" in text
 
 
 def _first_line_missing(excerpt: str, files: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ NOT_LOOKED_UP: Final = frozenset(
         *("answer_json", "instruction", "path", "reference", "goal", "persona", "plan", "stop_when", "fault_seed"),
         # Names of agents, tools, functions and models: of the operator, or of the tenant.
         *("name", "agent", "agents", "tool", "model", "caller", "revision", "function", "forbidden"),
-        *("models", "from_agent", "to_agent"),
+        *("models", "from_agent", "to_agent", "server"),
     }
 )
 """The names of the other fields."""
