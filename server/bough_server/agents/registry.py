@@ -97,6 +97,7 @@ class Registry:
             raise ConfigurationError(f"{taken[0]!r} is a built-in tool; choose another name for yours.")
         self.tool_servers = tool_servers(describe_owners(self._tools))
         """The tool servers, whose tools come on top of those of the resolver."""
+        self._built: tuple[int, Mapping[str, Tool]] | None = None
         self._functions = _unique("functions", ((each.name, each) for each in functions))
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
         self.resolver = Resolver(  # collect_known_names() reads it before the agents can be built
@@ -129,8 +130,13 @@ class Registry:
         """Return the resolver with the tools of tool servers that a tenant may use, as they are offered now."""
         if not self.tool_servers.names:
             return self.resolver
-        infos = self.tool_servers.offers.tools_for(tenant_id)
-        return replace(self.resolver, tools={**self._tools, **self.build_server_tools(infos)})
+        offers = self.tool_servers.offers
+        if self._built is None or self._built[0] != offers.version:  # once for all tenants
+            self._built = offers.version, self.build_server_tools(offers.tools_for(None))
+        built = self._built[1]
+        return replace(
+            self.resolver, tools={**self._tools, **{name: built[name] for name in offers.tools_for(tenant_id)}}
+        )
 
     def explain_missing_tool(self, tenant_id: str, name: str) -> str:
         """Return why a tool, or the tools of a tool server, are missing for a tenant, as a clause."""

@@ -26,7 +26,7 @@ from bough_server.tool_servers.connection import (
     ServerCall,
     Unreachable,
 )
-from bough_server.tool_servers.tokens import read_token
+from bough_server.tool_servers.tokens import describe_file_error, read_token
 
 _PAGE_SIZE: Final = 500
 _LONGEST_MESSAGE: Final = 500
@@ -72,7 +72,7 @@ def _open_channel(section: GrpcSection) -> aio.Channel:
     try:
         files = [_read(path) for path in (section.tls.ca_file, section.tls.key_file, section.tls.cert_file)]
     except OSError as error:
-        raise Unreachable(f"A file of its settings cannot be used: {error}.") from None
+        raise describe_file_error(error) from None
     name = (("grpc.ssl_target_name_override", section.server_name),) if section.server_name else ()
     return aio.secure_channel(section.address, grpc.ssl_channel_credentials(*files), options=(*_OPTIONS, *name))
 
@@ -86,7 +86,7 @@ class ServiceConnection:
 
     def __init__(self, channel: aio.Channel, metadata: Sequence[tuple[str, str]]) -> None:
         self._channel, self._metadata = channel, metadata
-        self._stub: tool_service_pb2_grpc.ToolServiceAsyncStub = tool_service_pb2_grpc.ToolServiceStub(channel)  # type: ignore[assignment]
+        self._stub: tool_service_pb2_grpc.ToolServiceAsyncStub = tool_service_pb2_grpc.ToolServiceStub(channel)
         self._changed = asyncio.Event()
 
     async def wait_for_change(self) -> bool:
@@ -189,6 +189,8 @@ def _raise_failure(error: aio.AioRpcError) -> NoReturn:
 
 
 def _describe(error: aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.UNAVAILABLE:  # its details are gRPC's, with the address
+        return "UNAVAILABLE"
     text = " ".join((error.details() or "").split())[:_LONGEST_MESSAGE].rstrip(".")
     return f"{error.code().name}: {text}" if text else str(error.code().name)
 

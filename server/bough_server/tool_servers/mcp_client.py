@@ -1,6 +1,7 @@
 """Connections to tool servers that speak MCP; the only module that uses the client of the `mcp` package."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -32,13 +33,14 @@ from bough_server.tool_servers.connection import (
 )
 from bough_server.tool_servers.http_transport import BROKEN, NOT_SENT, REFUSED, build_client
 from bough_server.tool_servers.mcp_results import to_listed_tool, to_parts
-from bough_server.tool_servers.tokens import read_token, read_variable
+from bough_server.tool_servers.tokens import describe_file_error, read_token, read_variable
 
 KEY_META: Final = "bough.dev/idempotency-key"
 """The member of `_meta` that has the key of a call, the same for every attempt."""
 
 _LOST: Final = (types.CONNECTION_CLOSED, BROKEN, types.PARSE_ERROR)
 _LONGEST_MESSAGE: Final = 500
+_ADDRESS: Final = re.compile(r"https?://\S+")
 
 _FIRST_LISTEN_DELAY: Final = 1.0
 _LONGEST_LISTEN_DELAY: Final = 30.0
@@ -72,8 +74,8 @@ async def connect_to_mcp(
         headers["Authorization"] = f"Bearer {token}"
     try:
         client = build_client(headers, mcp.tls, connect_timeout=section.connect_timeout)
-    except (OSError, UnicodeError) as error:
-        raise Unreachable(f"A file of its settings cannot be used: {error}.") from None
+    except OSError as error:
+        raise describe_file_error(error) from None
     return await McpConnection(_run_http(mcp.url, client), asyncio.Event(), mode=mcp.protocol).open()
 
 
@@ -265,8 +267,10 @@ async def _accept_result(name: str, result: types.CallToolResult) -> None:
 
 
 def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split())[:_LONGEST_MESSAGE].rstrip(".")
-    return text or type(error).__name__
+    text = " ".join(str(error).split())
+    if isinstance(error, MCPError):  # some are the package's own, about what is at the address
+        text = _ADDRESS.sub("its address", text)
+    return text[:_LONGEST_MESSAGE].rstrip(".") or type(error).__name__
 
 
 def _explain(host: "asyncio.Task[None]") -> str:
@@ -275,7 +279,8 @@ def _explain(host: "asyncio.Task[None]") -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):
-        return f"Its program cannot be started: {error.filename!r} does not exist."
+        name = Path(str(error.filename)).name
+        return f"Its program cannot be started: {name!r} does not exist."
     if isinstance(error, OSError):
         return f"It cannot be started or reached: {error.strerror or type(error).__name__}."
     if isinstance(error, MCPError) and error.code == types.CONNECTION_CLOSED:

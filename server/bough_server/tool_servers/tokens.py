@@ -1,6 +1,7 @@
 """Tokens and other secrets of connections to tool servers, read when a connection is made."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from bough_server.tool_servers.config import GrpcSection, McpSection
 from bough_server.tool_servers.connection import Unreachable
@@ -12,8 +13,16 @@ def read_token(section: McpSection | GrpcSection, variables: Mapping[str, str]) 
         return read_variable(section.token_env, variables) if section.token_env else ""
     try:
         return section.token_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeError) as error:
-        raise Unreachable(f"The file of its token cannot be read: {error}.") from None
+    except OSError as error:
+        raise describe_file_error(error) from None
+    except UnicodeError:
+        raise Unreachable("The file of its token is no text in UTF-8.") from None
+
+
+def describe_file_error(error: OSError) -> Unreachable:
+    """Return the error of a file that the settings name: without its folder, which does not concern callers."""
+    name = Path(str(error.filename or "")).name
+    return Unreachable(f"The file {name!r} that its settings name cannot be used: {error.strerror or 'it is invalid'}.")
 
 
 def read_variable(name: str, variables: Mapping[str, str]) -> str:
