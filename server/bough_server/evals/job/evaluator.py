@@ -23,7 +23,7 @@ from bough_server.evals.job.judges import Judges
 from bough_server.evals.job.judging import add_used_mocks, score_all_metrics
 from bough_server.evals.job.planning import definitions_of_cell
 from bough_server.evals.job.trial_runs import NotScorable, TrialRuns
-from bough_server.evals.metrics.scoring import build_crashed_attempt, build_not_evaluated_result, has_crashed
+from bough_server.evals.metrics.scoring import build_not_evaluated_result, has_crashed
 from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
 from bough_server.log.usage import Sums
@@ -291,7 +291,7 @@ class LiveEvaluation:
             attempt += 1
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_retried.case_id, event.case_trial_retried.trial = case.id, trial
-            event.case_trial_retried.crashed_attempt.CopyFrom(build_crashed_attempt(runs.case, runs.invocations))
+            event.case_trial_retried.crashed_attempt.CopyFrom(runs.build_crashed_attempt())
             if not case.HasField("origin"):
                 event.case_trial_retried.session_id = runner.build_trial(planned, trial, attempt=attempt).session_id
             await self._recorder.record(event)
@@ -337,11 +337,7 @@ class LiveEvaluation:
         """
         result.purpose = self._fold.find_purpose(planned, result.trial)
         if attempts := self._fold.crashed_attempts.get((result.case_id, result.trial)):
-            used = Sums.of(result.usage)
-            for attempt in attempts:
-                used.add(Sums.of(attempt.usage))
-            result.usage.CopyFrom(used.usage())
-            result.crashed_attempts.extend(attempts)
+            _add_attempts(result, attempts)
         event = evaluation_pb2.EvaluationEvent()
         event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)
@@ -387,6 +383,20 @@ class LiveEvaluation:
             if elapsed >= limits.wall_duration.ToNanoseconds():
                 return "The budget of the evaluation is used up: its wall_duration has passed."
         return ""
+
+
+def _add_attempts(
+    result: eval_result_pb2.CaseTrialResult, attempts: Sequence[eval_result_pb2.CrashedAttempt]
+) -> None:
+    """Add to the result of a trial its attempts that crashed, and what they used."""
+    used, user_used = Sums.of(result.usage), Sums.of(result.user_usage)
+    for attempt in attempts:
+        used.add(Sums.of(attempt.usage))
+        user_used.add(Sums.of(attempt.user_usage))
+    result.usage.CopyFrom(used.usage())
+    if any(one.HasField("user_usage") for one in (result, *attempts)):
+        result.user_usage.CopyFrom(user_used.usage())
+    result.crashed_attempts.extend(attempts)
 
 
 def _amounts(spent: usage_pb2.Usage) -> Iterator[tuple[str, int]]:
