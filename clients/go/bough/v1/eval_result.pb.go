@@ -2881,7 +2881,7 @@ type Judgment struct {
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The run of the judge, which may be an earlier evaluation's; empty if none was started.
 	RunId string `protobuf:"bytes,5,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
-	// The number of the turn, from 0.
+	// The number of the turn, from 0; with LlmJudgeMetric.whole_conversation the number of all turns.
 	Turn int32 `protobuf:"varint,6,opt,name=turn,proto3" json:"turn,omitempty"`
 	// The configured name of the model that judged; empty in results of servers that had one judge for each metric.
 	Model string `protobuf:"bytes,7,opt,name=model,proto3" json:"model,omitempty"`

@@ -1749,7 +1749,7 @@ class Judgment(_message.Message):
     run_id: _builtins.str
     """The run of the judge, which may be an earlier evaluation's; empty if none was started."""
     turn: _builtins.int
-    """The number of the turn, from 0."""
+    """The number of the turn, from 0; with LlmJudgeMetric.whole_conversation the number of all turns."""
     model: _builtins.str
     """The configured name of the model that judged; empty in results of servers that had one judge for each metric."""
     grade: _builtins.int

@@ -385,9 +385,7 @@ class LiveEvaluation:
         return ""
 
 
-def _add_attempts(
-    result: eval_result_pb2.CaseTrialResult, attempts: Sequence[eval_result_pb2.CrashedAttempt]
-) -> None:
+def _add_attempts(result: eval_result_pb2.CaseTrialResult, attempts: Sequence[eval_result_pb2.CrashedAttempt]) -> None:
     """Add to the result of a trial its attempts that crashed, and what they used."""
     used, user_used = Sums.of(result.usage), Sums.of(result.user_usage)
     for attempt in attempts:

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from bough.v1 import eval_set_pb2, execution_pb2
 from bough_server.documents.yaml import suggestion
 from bough_server.evals.metrics import text_metrics
-from bough_server.evals.metrics.llm_judge import template_mistake
+from bough_server.evals.metrics.judge_prompts import template_mistake
 from bough_server.evals.metrics.rubrics import bounds_of, rubric_id
 from bough_server.evals.metrics.turn import list_expectations
 from bough_server.evals.sets.eval_set import metric_name
@@ -193,7 +193,7 @@ def _judge_problems(judge: eval_set_pb2.LlmJudgeMetric, place: str, known: Known
             yield f"{inner}.id", f"{name!r} is also the id of {place}.rubrics[{first[name]}]."
         elif name:
             first[name] = index
-    if judge.template and (problem := template_mistake(judge.template, judge.rubrics)):
+    if judge.template and (problem := template_mistake(judge)):
         yield f"{place}.template", problem
     if problem := json_problem(judge.settings.extra_json, is_object=True):
         yield f"{place}.settings.extra_json", problem

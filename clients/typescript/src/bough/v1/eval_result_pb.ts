@@ -1599,7 +1599,7 @@ export type Judgment = Message<"bough.v1.Judgment"> & {
   runId: string;
 
   /**
-   * The number of the turn, from 0.
+   * The number of the turn, from 0; with LlmJudgeMetric.whole_conversation the number of all turns.
    *
    * @generated from field: int32 turn = 6;
    */
