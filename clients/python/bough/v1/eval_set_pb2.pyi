@@ -1461,7 +1461,8 @@ Global___AgentTrajectoryMetric: _TypeAlias = AgentTrajectoryMetric  # noqa: Y015
 class ToolTrajectoryMetric(_message.Message):
     """Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
     mean over its turns. Calls of agents and of built-in tools, those of session state included, count only if the expectation
-    names them.
+    names them. Without `tools`, turns with `expect` are scored, even if it expects none; in a case where nothing is expected it is
+    INVALID_ARGUMENT.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -238,9 +238,12 @@ def reference_problems(
 def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
     """Return what a case would have to expect for the metric to score it; empty if it has that.
 
-    A tool_trajectory without expected calls judges that there are none, and other kinds need no expectation.
+    A tool_trajectory judges that there are no calls in a turn that expects something, but none; other kinds need no
+    expectation.
     """
     match metric.WhichOneof("kind"):
+        case "tool_trajectory" if not (metric.tool_trajectory.tools or _expects_something(case)):
+            return "tools, and a turn without `expect` is not scored"
         case "agent_trajectory" if not any(expect.agents for expect in list_expectations(case)):
             return "agents"
         case "run_outcome" if not any(expect.HasField("run") for expect in list_expectations(case)):
@@ -251,3 +254,7 @@ def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2
             has_exact = any(expect.answer.HasField("exact") for expect in list_expectations(case))
             return "" if has_exact else "answer.exact"
     return ""
+
+
+def _expects_something(case: eval_set_pb2.EvalCase) -> bool:
+    return case.user.HasField("expect") or any(turn.HasField("expect") for turn in case.turns)

@@ -1507,7 +1507,8 @@ export const AgentTrajectoryMetricSchema: GenMessage<AgentTrajectoryMetric> = /*
 /**
  * Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
  * mean over its turns. Calls of agents and of built-in tools, those of session state included, count only if the expectation
- * names them.
+ * names them. Without `tools`, turns with `expect` are scored, even if it expects none; in a case where nothing is expected it is
+ * INVALID_ARGUMENT.
  *
  * @generated from message bough.v1.ToolTrajectoryMetric
  */
