@@ -157,15 +157,16 @@ class TrialRunner:
             runs.add_message(said.message, run_id=said.run_id)
         return not said.is_done
 
-    async def cancel_all(self, *, note: str) -> None:
-        """Cancel every run of the evaluation that has not ended."""
-        open_runs = RunFilter(evaluation_id=self._evaluation_id, states=_OPEN)
+    async def cancel_all(self, *, note: str, case_id: str = "", trial: int | None = None) -> None:
+        """Cancel every run of the evaluation that has not ended, or of a case or one of its trials."""
+        open_runs = RunFilter(evaluation_id=self._evaluation_id, case_id=case_id, states=_OPEN)
         token = ""
         while True:
             page = Page(size=_PAGE_RUNS, token=token)
             found, token = await self._dependencies.store.runs.list(self._principal, open_runs, page)
             for run in found:
-                await self._cancel(run.run_id, note=note)
+                if trial is None or run.evaluation.trial == trial:
+                    await self._cancel(run.run_id, note=note)
             if not token:
                 return
 

@@ -215,6 +215,8 @@ class LiveEvaluation:
         if self._baseline_runner is None:
             principal, pins = self.record.principal, self._fold.planned.baseline.pins
             if why := await explain_missing_pins(self._dependencies, principal, pins):
+                # An earlier server may have begun it, with what the baseline ran with.
+                await self._runner.cancel_all(note=why, case_id=planned.eval_case.id, trial=trial)
                 raise NotScorable(why)
             definitions = await read_pinned_definitions(self._dependencies, principal, pins)
             self._baseline_runner = self._build_runner(pins.agent, definitions)
