@@ -251,4 +251,4 @@ _PARTS_OF_EARLIER: Final = ("user", "tools", "answer")
 
 
 def _texts_of(metric: eval_set_pb2.LlmJudgeMetric) -> Mapping[str, _Text]:
-    return (_OF_WHOLE if metric.whole_conversation else _OF_TURN) | _OF_BOTH
+    return {**(_OF_WHOLE if metric.whole_conversation else _OF_TURN), **_OF_BOTH}
