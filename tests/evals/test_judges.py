@@ -24,7 +24,7 @@ from bough.v1 import (
 from bough.v1.eval_set_pb2 import JudgeRubric, JudgeScale
 from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.errors import RunError
-from bough_server.evals.metrics.judge_prompts import list_judged
+from bough_server.evals.metrics.judge_prompts import list_judged_parts
 from bough_server.evals.metrics.llm_judge import questions
 from bough_server.evals.reports.words import describe_judgment, rate_text
 from tests.evals.invocations import Call, agent, invocation
@@ -261,7 +261,9 @@ def test_ready_rubrics_are_judged_by_the_input_the_tools_and_the_turns_before() 
     metric = rubrics(JudgeRubric(ready=GROUNDED), JudgeRubric(id="kind", text="It is kind.")).llm_judge
     asked = conversation("What is a bough?", "And a twig?")
     runs = [record(did("look", {"what": "bough"}, "a branch"), answer="A branch."), record(answer="A thin one.")]
-    first, second = (question.prompt for one in list_judged(metric, asked, runs) for question in questions(metric, one))
+    first, second = (
+        question.prompt for one in list_judged_parts(metric, asked, runs) for question in questions(metric, one)
+    )
     for prompt in (first, second):
         assert "criterion_1: Every claim of the answer follows from what the tools and agents returned" in prompt
         assert "criterion_2: It is kind." in prompt
@@ -270,7 +272,7 @@ def test_ready_rubrics_are_judged_by_the_input_the_tools_and_the_turns_before() 
     said = 'User: What is a bough?\nTools: lead: look({"what": "bough"}) = "a branch"\nAnswer: A branch.\n'
     assert said in second.partition("The turns before")[2]
     del metric.rubrics[0]
-    assert "The turns before" not in questions(metric, list_judged(metric, asked, runs)[1])[0].prompt
+    assert "The turns before" not in questions(metric, list_judged_parts(metric, asked, runs)[1])[0].prompt
 
 
 def test_a_turn_before_that_was_cut_is_not_judged_by() -> None:
@@ -281,7 +283,7 @@ def test_a_turn_before_that_was_cut_is_not_judged_by() -> None:
     for whole in (False, True):
         metric.whole_conversation = whole
         with pytest.raises(RunError, match="The answer was cut in the record"):
-            questions(metric, list_judged(metric, asked, runs)[-1])
+            questions(metric, list_judged_parts(metric, asked, runs)[-1])
 
 
 def test_a_judge_of_a_conversation_reads_all_of_it_and_what_its_user_wanted() -> None:
@@ -292,7 +294,7 @@ def test_a_judge_of_a_conversation_reads_all_of_it_and_what_its_user_wanted() ->
     runs = [record(answer="For how many?"), record(did("book", {"people": 4}, "ok"), answer="It is booked.")]
     for number, run in enumerate(runs):
         run.agents.add(name="lead", invocation_id=str(number))
-    (one,) = list_judged(metric, asked, runs)
+    (one,) = list_judged_parts(metric, asked, runs)
     (question,) = questions(metric, one)
     assert (question.turn, question.is_conversation) == (2, True)
     instruction = question.definition.llm.instruction
@@ -308,10 +310,10 @@ def test_a_judge_of_a_conversation_reads_all_of_it_and_what_its_user_wanted() ->
     )
     metric.template = "{{goal}}|{{answer}}|{{tools}}|{{expected}}"
     asked.ClearField("user")
-    (of_turns,) = questions(metric, list_judged(metric, asked, runs)[0])
+    (of_turns,) = questions(metric, list_judged_parts(metric, asked, runs)[0])
     texts = re.findall(r"<text-\w+>\n(.*?)\n</text", of_turns.prompt, re.DOTALL)
     assert texts[-4:] == ["", "It is booked.", 'lead: book({"people": 4}) = "ok"', "of the turn"]
-    assert list_judged(metric, asked, []) == []
+    assert list_judged_parts(metric, asked, []) == []
 
 
 async def test_a_conversation_is_judged_once_and_its_turns_are_by_other_metrics(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bough_server.errors import CallError, RunError, ServerStopping, StorageFail
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.model_runs import OF_SERVER, ModelRuns, build_request
 from bough_server.evals.metrics import llm_judge
-from bough_server.evals.metrics.judge_prompts import list_judged
+from bough_server.evals.metrics.judge_prompts import list_judged_parts
 from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.results.content import build_redactor, redact_copy
 from bough_server.evals.trees.folding import read_invocation
@@ -199,7 +199,7 @@ def _questions(
         case = redact_copy(case, redactor)
         invocations = [_redact_record(invocation, judge.template, redactor) for invocation in invocations]
         judge = _redact_judge(judge, redactor)
-    judged = list_judged(judge, case, invocations)
+    judged = list_judged_parts(judge, case, invocations)
     return [question for one in judged for question in llm_judge.questions(judge, one)]
 
 

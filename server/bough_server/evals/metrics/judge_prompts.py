@@ -55,37 +55,37 @@ other line ends it.
 
 _OF_AGENT: Final = "agents."
 
-_Text = Callable[["Judged"], str]
+_Text = Callable[["JudgedPart"], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedPart:
     """What is judged: a turn with those before, or a conversation as one turn more, with all of its turns before."""
 
     number: int
     """The number of the turn, from 0; of a conversation that of its turns."""
     turn: eval_set_pb2.EvalTurn
     invocation: invocation_pb2.Invocation
-    earlier: Sequence["Judged"] = ()
+    earlier: Sequence["JudgedPart"] = ()
     is_conversation: bool = False
     goal: str = ""
     """What the simulated user of a conversation wants; empty if there is none."""
 
 
-def list_judged(
+def list_judged_parts(
     metric: eval_set_pb2.LlmJudgeMetric,
     case: eval_set_pb2.EvalCase,
     invocations: Sequence[invocation_pb2.Invocation],
-) -> Sequence[Judged]:
+) -> Sequence[JudgedPart]:
     """Return what a metric judges of a trial: each of its turns that were run, or its conversation."""
-    turns: list[Judged] = []
+    turns: list[JudgedPart] = []
     for number, (turn, invocation) in enumerate(zip(case.turns, invocations, strict=False)):
-        turns.append(Judged(number=number, turn=turn, invocation=invocation, earlier=tuple(turns)))
+        turns.append(JudgedPart(number=number, turn=turn, invocation=invocation, earlier=tuple(turns)))
     if not (metric.whole_conversation and turns):
         return turns
     whole, _ = merge_turns([one.invocation for one in turns])
     last = case.user.expect if case.HasField("user") else turns[-1].turn.expect
-    conversation = Judged(
+    conversation = JudgedPart(
         number=len(turns),
         turn=eval_set_pb2.EvalTurn(expect=last),
         invocation=whole,
@@ -124,7 +124,7 @@ def find_template_agents(template: str) -> list[str]:
     return [name.removeprefix(_OF_AGENT).rpartition(".")[0] for name in names]
 
 
-def _default_template(metric: eval_set_pb2.LlmJudgeMetric, judged: Judged) -> str:
+def _default_template(metric: eval_set_pb2.LlmJudgeMetric, judged: JudgedPart) -> str:
     if judged.is_conversation:
         return _CONVERSATION
     # What was said before makes prompts longer and costs more, so only rubrics that cannot do without it show it.
@@ -132,7 +132,7 @@ def _default_template(metric: eval_set_pb2.LlmJudgeMetric, judged: Judged) -> st
     return _DEFAULT + _EARLIER if judged.earlier and needs_earlier else _DEFAULT
 
 
-def build_prompt(metric: eval_set_pb2.LlmJudgeMetric, judged: Judged) -> str:
+def build_prompt(metric: eval_set_pb2.LlmJudgeMetric, judged: JudgedPart) -> str:
     """Return what a judge is asked. Raises RunError if it is too long, or shows a text that was cut in the record."""
     template = metric.template or _default_template(metric, judged)
     for name in sorted(templates.names_in(template)):
@@ -160,7 +160,7 @@ def _describe_criterion(rubric: eval_set_pb2.JudgeRubric) -> str:
     return f"{text} Grade how far this holds, from {least} (not at all) to {most} (entirely)."
 
 
-def _find_truncated_part(name: str, judged: Judged) -> str:
+def _find_truncated_part(name: str, judged: JudgedPart) -> str:
     """Return what of a placeholder's text was cut in the record, as the beginning of a sentence; empty if nothing was.
 
     A part would be judged for what is missing.
@@ -192,7 +192,7 @@ def _is_of_agent(name: str) -> bool:
     return name.startswith(_OF_AGENT) and name.rpartition(".")[2] in ("input", "output") and name.count(".") >= 2
 
 
-def _of_agent(name: str, judged: Judged) -> str:
+def _of_agent(name: str, judged: JudgedPart) -> str:
     """Return what an agent got, or answered, in its last invocation; empty if it was not called."""
     said = _message_of_agent(name, judged.invocation)
     return text_of(said) if said is not None else ""
@@ -206,38 +206,38 @@ def _message_of_agent(name: str, invocation: invocation_pb2.Invocation) -> messa
     return called[-1].input if part == "input" else called[-1].output
 
 
-def _user(judged: Judged) -> str:
+def _user(judged: JudgedPart) -> str:
     return judged.turn.user or text_of(judged.invocation.user_content)
 
 
-def _answer(judged: Judged) -> str:
+def _answer(judged: JudgedPart) -> str:
     return text_of(judged.invocation.final_response)
 
 
-def _expectation(judged: Judged) -> str:
+def _expectation(judged: JudgedPart) -> str:
     answer = judged.turn.expect.answer
     said = [answer.exact, *answer.contains, answer.regex, answer.json.equals_json, answer.json.subset_json]
     return "\n".join(text for text in said if text)
 
 
-def _earlier(judged: Judged) -> str:
+def _earlier(judged: JudgedPart) -> str:
     return "\n\n".join(
         f"User: {_user(turn)}\nTools: {_tools(turn) or 'none'}\nAnswer: {_answer(turn)}" for turn in judged.earlier
     )
 
 
-def _tools(judged: Judged) -> str:
+def _tools(judged: JudgedPart) -> str:
     return "\n".join(
         f"{call.agent}: {call.name}({effective_arguments(call)}) = {call.result_json or call.error.message}"
         for call in sorted(judged.invocation.tools, key=lambda call: call.sequence)
     )
 
 
-def _tree(judged: Judged) -> str:
+def _tree(judged: JudgedPart) -> str:
     return "\n".join(f"{'  ' * agent.depth}{agent.name}" for agent in judged.invocation.agents)
 
 
-def _goal(judged: Judged) -> str:
+def _goal(judged: JudgedPart) -> str:
     return judged.goal
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bough.v1 import agent_pb2, eval_result_pb2, eval_set_pb2
-from bough_server.evals.metrics.judge_prompts import Judged, build_prompt, criterion_key
+from bough_server.evals.metrics.judge_prompts import JudgedPart, build_prompt, criterion_key
 from bough_server.evals.metrics.rubrics import bounds_of, rubric_id, score_rubric
 from bough_server.evals.metrics.turn import MAX_REASON, no_score, with_score
 
@@ -58,7 +58,7 @@ def models_of(metric: eval_set_pb2.LlmJudgeMetric) -> Sequence[str]:
     return metric.models or [metric.model]
 
 
-def questions(metric: eval_set_pb2.LlmJudgeMetric, judged: Judged) -> list[Question]:
+def questions(metric: eval_set_pb2.LlmJudgeMetric, judged: JudgedPart) -> list[Question]:
     """Return what each judge is asked, as often as `samples` says. Raises RunError if it is too long."""
     prompt = build_prompt(metric, judged)
     samples = metric.samples if metric.HasField("samples") else 1
