@@ -50,6 +50,11 @@ def build_key(key_id: str, secret: bytes) -> str:
     return f"{PREFIX}{key_id}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 
+def is_key(text: str) -> bool:
+    """Return whether a text has the form of a key."""
+    return _KEY.fullmatch(text) is not None
+
+
 def hash_key(key: str) -> str:
     """Return the SHA-256 of a key, as the file has it."""
     return hashlib.sha256(key.encode()).hexdigest()
