@@ -10,6 +10,7 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from structlog import contextvars
 
+from bough_server.auth.api_keys import is_key
 from bough_server.auth.authentication import Authenticator
 from bough_server.clock import Clock, SystemClock
 from bough_server.identity import LOCAL, Caller
@@ -111,7 +112,7 @@ class LogContext(aio.ServerInterceptor):
         named = {
             key.replace("-", "_"): value
             for key, value in handler_call_details.invocation_metadata
-            if key in _LOGGED and isinstance(value, str) and _LOGGED_VALUE.fullmatch(value)
+            if key in _LOGGED and isinstance(value, str) and _LOGGED_VALUE.fullmatch(value) and not is_key(value)
         }
         # Without this a call would log the values that an earlier call on the same task left behind.
         contextvars.clear_contextvars()

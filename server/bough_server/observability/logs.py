@@ -32,6 +32,18 @@ class _Lines(structlog.dev.ConsoleRenderer):
         return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
+_OF_HEADERS: Final = {
+    "grpc._cython.cygrpc": "Invalid encoding on",
+    "opentelemetry.baggage.propagation": "",
+    "opentelemetry.trace.propagation.tracecontext": "",
+    "opentelemetry.trace.span": "Invalid key/value pair",
+}
+"""Loggers of packages, and how their lines begin that have the values of headers of calls.
+
+Such a value may be a token, and callers that nothing has proved send as many as they like.
+"""
+
+
 _SERVER: Final = str(Path(__file__).parents[1])
 _LIBRARY: Final = sysconfig.get_path("stdlib")
 """Where the frames are that lead from the server to the code of operators."""
@@ -70,6 +82,8 @@ def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:
     )
     least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
     logging.basicConfig(handlers=[handler], level=least)
+    for name, begin in _OF_HEADERS.items():
+        logging.getLogger(name).addFilter(lambda record, begin=begin: not str(record.msg).startswith(begin))
 
 
 def _text() -> list[Processor]:
