@@ -71,7 +71,7 @@ def interceptors(
         StreamOwner(),
         LogContext(),
         Errors(clock),
-        LocalCaller(local) if authenticator is None else Authentication(authenticator),
+        LocalCaller(local) if authenticator is None else Authentication(authenticator, clock),
         StreamLimit(max_streams=max_streams, max_streams_of_caller=max_streams_of_caller),
         Validation(RequestBudget(max_request_bytes), max_files_bytes),
         Parsing(),

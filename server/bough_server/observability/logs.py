@@ -4,7 +4,8 @@ import logging
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -32,7 +33,7 @@ class _Lines(structlog.dev.ConsoleRenderer):
         return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
-_OF_HEADERS: Final = {
+_OF_HEADERS: Final[Mapping[str, str]] = {
     "grpc._cython.cygrpc": "Invalid encoding on",
     "opentelemetry.baggage.propagation": "",
     "opentelemetry.trace.propagation.tracecontext": "",
@@ -83,7 +84,11 @@ def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:
     least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
     logging.basicConfig(handlers=[handler], level=least)
     for name, begin in _OF_HEADERS.items():
-        logging.getLogger(name).addFilter(lambda record, begin=begin: not str(record.msg).startswith(begin))
+        logging.getLogger(name).addFilter(partial(_begins_otherwise, begin))
+
+
+def _begins_otherwise(begin: str, record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(begin)
 
 
 def _text() -> list[Processor]:
