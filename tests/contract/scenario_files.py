@@ -198,6 +198,12 @@ class Server(_Strict):
     """Whether callers are those of an issuer of the tests."""
     newer: NewerServer | None = None
 
+    @model_validator(mode="after")
+    def _encrypts_tokens(self) -> "Server":
+        if self.auth and not self.tls:
+            raise ValueError("auth needs tls: the test's own calls have a token too")
+        return self
+
 
 class Group(_Strict):
     """A file: one server, and scenarios that are played with it."""
