@@ -63,6 +63,7 @@ _PLACES: Final[Mapping[str, FieldPath]] = {
     "allow_no_tls": ("server", "allow_no_tls"),
     "allow_no_auth": ("server", "allow_no_auth"),
     "allow_insecure": ("server", "allow_insecure"),
+    "keys_file": ("auth", "keys_file"),
     "reflection": ("server", "reflection"),
     "database": ("storage", "url"),
     "default_model": ("models", "default"),
@@ -86,6 +87,8 @@ class Environment(BaseSettings):
     """Sets `storage.url`; a path is relative to the working directory."""
     default_model: str | None = None
     """Sets `models.default` to an alias of this model."""
+    keys_file: Path | None = None
+    """Sets `auth.keys_file`; a path is relative to the working directory."""
     reflection: bool | None = None
     """Sets `server.reflection`: 0 or 1."""
     log_level: str | None = None
@@ -373,7 +376,7 @@ def _merge_sources(
     origins: dict[FieldPath, str] = {}
     overrides: dict[str, tuple[Value, str]] = {}
     for name, value in environment.model_dump(exclude_none=True, exclude={"config"}).items():
-        overrides[name] = (value, f"BOUGH_{name.upper()}")
+        overrides[name] = (str(Path.cwd() / value) if isinstance(value, Path) else value, f"BOUGH_{name.upper()}")
     for name, value in flags.items():
         if value is not None and value is not False:
             overrides[name] = (value, "--" + name.replace("_", "-"))  # type: ignore[assignment]

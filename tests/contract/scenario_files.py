@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 
+TokenKind: TypeAlias = Literal["valid", "brief", "expired", "invalid"]
+
 Language: TypeAlias = Literal["python", "go", "typescript", "java"]
 
 STREAMS: Final[Mapping[str, str]] = {
@@ -52,6 +54,10 @@ class Action(_Strict):
     """The tool `hold` holds, from now on, as it does when a scenario begins."""
     operator: OperatorCall | None = None
     """The test makes a call, for a stream up to its first response."""
+    token: TokenKind | None = None
+    """The driver's next calls have another token."""
+    renew: bool = False
+    """The driver's token expires, and its next calls have another one."""
 
     @model_validator(mode="after")
     def _is_one(self) -> "Action":
@@ -188,7 +194,15 @@ class Server(_Strict):
     settings: Mapping[str, Any] = {}
     tls: bool = False
     """Whether calls come over TLS, and each driver has a certificate, for which the server asks."""
+    auth: bool = False
+    """Whether callers are those of an issuer of the tests."""
     newer: NewerServer | None = None
+
+    @model_validator(mode="after")
+    def _encrypts_tokens(self) -> "Server":
+        if self.auth and not self.tls:
+            raise ValueError("auth needs tls: the test's own calls have a token too")
+        return self
 
 
 class Group(_Strict):

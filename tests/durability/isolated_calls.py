@@ -184,5 +184,7 @@ def build_request(named: Named, own: Things, value: str) -> Message:
     if "origin" in named.path:
         request.eval_set.cases[0].turns[0].ClearField("user")  # type: ignore[attr-defined]
         request.eval_set.cases[0].origin.after_sequence = 1  # type: ignore[attr-defined]
+        # The fork of a run that is live does not end before.
+        request.eval_set.cases[0].timeout.FromMilliseconds(100)  # type: ignore[attr-defined]
     name(request, named.path, value)
     return request

@@ -39,6 +39,8 @@ OPEN_TO_READERS: Final = frozenset(
         *("CompareEvaluations.baseline.evaluation_id", "CompareEvaluations.candidate.evaluation_id"),
         *("Evaluate.baseline.evaluation_id", "ScoreInvocations.invocations.run.run_id"),
         *("DiffInvocations.before.run.run_id", "DiffInvocations.after.run.run_id"),
+        *("Evaluate.eval_set.cases.turns.recorded.run.run_id", "Evaluate.eval_set.cases.origin.run_id"),
+        "Evaluate.eval_set.cases.mocks.run_id",
     }
 )
 """What READ opens of other users; of these, nothing changes."""
@@ -390,5 +392,47 @@ async def test_admin_opens_changes_too(users: dict[str, User]) -> None:
     assert answer.answered_by == "ada"
 
 
-_STARTS: Final = {"Evaluate.baseline.evaluation_id", "ScoreInvocations.invocations.run.run_id"}
+_STARTS: Final = {"ScoreInvocations.invocations.run.run_id", *(each for each in OPEN_TO_READERS if "Evaluate." in each)}
 """What needs RUN beside."""
+
+
+def set_that_names(run_id: str) -> v1.EvalSet:
+    """Return a set whose cases name a run in each way that there is, each of them right if the run can be read."""
+    run = v1.InvocationSource(run=v1.RunRef(run_id=run_id))
+    completed = v1.EvalExpectation(answer=v1.ExpectedAnswer(contains=["hi"]))
+    return v1.EvalSet(
+        name="named",
+        agent="echo",
+        cases=[
+            v1.EvalCase(id="recorded", turns=[v1.EvalTurn(recorded=run, expect=completed)]),
+            v1.EvalCase(
+                id="forked",
+                origin=v1.EvalOrigin(run_id=run_id, after_sequence=1),
+                turns=[v1.EvalTurn(expect=completed)],
+            ),
+            v1.EvalCase(
+                id="mocked", mocks=v1.ToolMocks(run_id=run_id), turns=[v1.EvalTurn(user="hi", expect=completed)]
+            ),
+        ],
+    )
+
+
+async def test_the_runs_that_a_set_names_are_those_that_its_caller_sees(users: dict[str, User]) -> None:
+    async def evaluate(user: str, run_id: str) -> dict[str, str]:
+        trees = users[user].stubs[-1].trees
+        responses = [each async for each in trees.Evaluate(v1.EvaluateRequest(eval_set=set_that_names(run_id)))]
+        scored = [
+            event.case_trial_scored
+            for each in responses
+            for event in each.batch.events
+            if event.HasField("case_trial_scored")
+        ]
+        return {each.result.case_id: v1.Verdict.Name(each.result.verdict) for each in scored}
+
+    anne = users["anne"].things.runs["ended"]
+    everywhere = ("recorded", "forked", "mocked")
+    passed, unknown = dict.fromkeys(everywhere, "VERDICT_PASSED"), dict.fromkeys(everywhere, "VERDICT_NOT_EVALUATED")
+    assert await evaluate("anne", anne) == passed
+    assert await evaluate("rita", anne) == passed
+    for stranger in ("bert", "carl"):
+        assert await evaluate(stranger, anne) == await evaluate(stranger, ABSENT) == unknown

@@ -138,7 +138,9 @@ async def test_health_answers_anyone_and_reflection_needs_a_caller(server: Serve
     assert serving.status == health_pb2.HealthCheckResponse.SERVING
     reflection = reflection_pb2_grpc.ServerReflectionStub(server.channel).ServerReflectionInfo
     asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
-    assert await refusal(reflection(iter(asked)).read()) == MISSING
+    with capture_logs() as logged:
+        assert await refusal(reflection(iter(asked)).read()) == MISSING
+    assert [line["why"] for line in logged if line["event"] == "call refused"] == ["it has no token"]
     answer = await reflection(iter(asked), metadata=[bearer(ring.key("anne"))]).read()
     names = {service.name for service in answer.list_services_response.service}
     assert {service.full_name for service in access.SERVICES} < names

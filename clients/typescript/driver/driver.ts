@@ -56,7 +56,8 @@ async function main(): Promise<number> {
 
 /** Return what the environment says of TLS and of a token. */
 function connectionOptions(): ClientOptions {
-  const { DRIVER_CA_FILE: authorities, DRIVER_CERT_FILE: cert, DRIVER_KEY_FILE: key, DRIVER_TOKEN: token } = process.env;
+  const { DRIVER_CA_FILE: authorities, DRIVER_CERT_FILE: cert, DRIVER_KEY_FILE: key, DRIVER_TOKEN: fixed, DRIVER_TOKEN_FILE: file } = process.env;
+  const token = file === undefined ? fixed : () => readFileSync(file, "utf8");
   const own = cert === undefined || key === undefined ? {} : { cert: readFileSync(cert), key: readFileSync(key) };
   return {
     ...(authorities !== undefined && { tls: { ca: readFileSync(authorities), ...own } }),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, ValidationInfo, model_validator
 
 from bough.v1 import options_pb2
 from bough_server.identity import OWN_USERS, RUN, Role, is_group, is_tenant, is_user
@@ -16,7 +16,20 @@ from bough_server.settings_sections import Seconds, Section
 
 RoleName: TypeAlias = Literal["RUN", "READ", "ADMIN", "BILLING"]
 ActsFor: TypeAlias = Literal["users", "tenants"]
-Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+def _check_algorithm(name: object) -> object:
+    if isinstance(name, str) and (name.startswith("HS") or name.lower() == "none"):
+        raise ValueError(
+            f"{name} would let others than the issuer make tokens: name a signature by its private key, such as RS256"
+        )
+    return name
+
+
+Algorithm = Annotated[
+    Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"],
+    BeforeValidator(_check_algorithm),
+]
 """Signatures by a key that only the issuer has; with HS256 who checks a token could sign one too."""
 
 MAX_NAMES: Final = 64
@@ -111,7 +124,8 @@ class OidcSection(Section):
     """The issuer, as the `iss` of its tokens."""
     audience: Annotated[str, Field(min_length=1)]
     """What the `aud` of its tokens must have: the name of this server at the issuer."""
-    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("RS256",)
+    # Not min_length: an item that is wrong would then be reported twice, once as missing.
+    algorithms: Annotated[tuple[Algorithm, ...], Field(json_schema_extra={"minItems": 1})] = ("RS256",)
     """The signatures that are accepted."""
     jwks_url: Address | None = None
     """Where the issuer's keys are. Unset: the address that its `/.well-known/openid-configuration` names."""
@@ -136,6 +150,8 @@ class OidcSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.algorithms:
+            raise ValueError("needs at least one of algorithms")
         if (self.tenant is None) == (self.tenant_claim is None):
             raise ValueError("needs exactly one of tenant and tenant_claim")
         if self.roles is not None and self.roles_claim is not None:

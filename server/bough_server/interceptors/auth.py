@@ -18,7 +18,7 @@ from bough_server.auth.proof import Proof, build_expired_error
 from bough_server.clock import Clock, loop_time
 from bough_server.errors import CallError, Unauthenticated
 from bough_server.identity import LOCAL, Caller
-from bough_server.interceptors.errors import abort
+from bough_server.interceptors.errors import RefusalLog, abort
 from bough_server.interceptors.handlers import (
     Context,
     Continuation,
@@ -63,8 +63,9 @@ class LocalCaller(aio.ServerInterceptor):
 class Authentication(aio.ServerInterceptor):
     """Ends calls that nothing proves, or whose caller lacks a role. Health answers anyone."""
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, clock: Clock) -> None:
         self._authenticator = authenticator
+        self._refusals = RefusalLog(clock)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -76,7 +77,7 @@ class Authentication(aio.ServerInterceptor):
         if handler is None or method.startswith(_HEALTH):
             return handler
         if not is_ours(handler_call_details):
-            return self._guard_foreign(handler)
+            return self._guard_foreign(handler, method)
         # The behavior of a method of the schema reads its request itself, so nothing has been parsed before.
         if handler.response_streaming:
             return rebuild_handler(handler, self._guard_stream(handler, method))
@@ -103,14 +104,15 @@ class Authentication(aio.ServerInterceptor):
 
         return stream
 
-    def _guard_foreign(self, handler: Handler) -> Handler:
-        """Guard reflection, whose errors no other interceptor translates; any caller may read the schema."""
+    def _guard_foreign(self, handler: Handler, method: str) -> Handler:
+        """Guard reflection, whose errors no other interceptor translates or logs; any caller may read the schema."""
         inner = streaming_behavior(handler)
 
         async def stream(request: Any, context: Context) -> AsyncGenerator[Any, None]:
             try:
                 await self._authenticator.prove(*_read_call(context))
             except CallError as error:
+                self._refusals.log(error, method)
                 await abort(error, context)
             async for message in inner(request, context):
                 yield message

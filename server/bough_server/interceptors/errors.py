@@ -125,7 +125,8 @@ def _unary(handler: Handler, end: End) -> Handler:
             _set_cancel_status(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
-            await end(error, context)
+            failed = error
+        return await end(failed, context)  # outside of the handling, see _streaming
 
     return rebuild_handler(handler, answer)
 
@@ -146,7 +147,12 @@ def _streaming(handler: Handler, end: End) -> Handler:
             _set_cancel_status(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
-            await end(error, context)
+            failed = error
+        else:
+            return
+        # Outside of the handling: OpenTelemetry exports the exception that ends a call, together with the one that it
+        # was raised for, and whose message may have content.
+        await end(failed, context)
 
     return rebuild_handler(handler, stream)
 

@@ -27,7 +27,7 @@ from bough_server.evals.job.trial_runs import CaseTrial, NotScorable, TrialRuns
 from bough_server.evals.metrics.run_outcome import find_expected_state, needs_state
 from bough_server.evals.sets.cases_from_runs import mocks_of
 from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_invocation, read_source
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.log import events
 from bough_server.log.session_state import values_of
 from bough_server.observability.tracing import Parent
@@ -73,8 +73,13 @@ class TrialRunner:
         definitions: Sequence[agent_pb2.AgentDefinition],
         is_cancelled: Callable[[], bool],
         trace: Parent,
+        scope: Scope,
     ) -> None:
-        """`trace` is that of the evaluation's caller, whose part the runs are, except forks."""
+        """`trace` is that of the evaluation's caller, whose part the runs are, except forks.
+
+        `scope`: where the runs that cases name are looked up.
+        """
+        self._scope = scope
         self._trace = trace
         self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
@@ -93,7 +98,7 @@ class TrialRunner:
         runs, log = self._dependencies.runs, self._dependencies.store.log
         try:
             return [
-                await read_source(runs, log, self._principal, turn.recorded, has_state=needs_state(case))
+                await read_source(runs, log, self._scope, turn.recorded, has_state=needs_state(case))
                 for turn in case.turns
             ]
         except (ServerStopping, StorageFailed):
@@ -253,7 +258,11 @@ class TrialRunner:
         if origin.HasField("changes"):
             request.changes.CopyFrom(origin.changes)
         record, _ = await self._dependencies.runs.fork(
-            self._principal, request, deadline_time_ns=None, evaluation=EvaluationRun(ref=named.ref(0), mocks=mocks)
+            self._principal,
+            request,
+            deadline_time_ns=None,
+            evaluation=EvaluationRun(ref=named.ref(0), mocks=mocks),
+            scope=self._scope,
         )
         return record
 
@@ -273,7 +282,7 @@ class TrialRunner:
         return mocks
 
     async def _read_invocation(self, run_id: str) -> invocation_pb2.Invocation:
-        return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
+        return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._scope, run_id)
 
     async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> tuple[invocation_pb2.Invocation, str]:
         """Follow a run to its end and answer what it asks. Raises NotScorable.

@@ -73,8 +73,8 @@ class Evaluations:
     ) -> EvaluationRow:
         """Create an evaluation and start it, or return the one that the same request started before.
 
-        `trace` is the caller's; the runs are part of it. `scope`: where the baseline is looked up; default: among the
-        principal's own evaluations.
+        `trace` is the caller's; the runs are part of it. `scope`: where the baseline, and the runs that
+        cases name, are looked up; default: among the principal's own.
         Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, ServerStopping and
         StorageFailed.
         """
@@ -92,6 +92,7 @@ class Evaluations:
             )
         planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
         planned.started.trace_id, planned.started.span_id = trace.ids()
+        planned.started.reads_all_users = scope is not None and scope.user_id is None
         self._refuse_while_stopping()
         try:
             return await self._create(principal, request, planned)

@@ -26,6 +26,7 @@ from bough_server.evals.job.trial_runs import NotScorable, TrialRuns
 from bough_server.evals.metrics.scoring import build_not_evaluated_result, has_crashed
 from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
+from bough_server.identity import WholeTenant
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
 from bough_server.store.ports.evaluations import EvaluationRow
@@ -98,14 +99,16 @@ class LiveEvaluation:
         self._cancel_asked = asyncio.Event()
 
     def _build_runner(self, agent: str, definitions: Sequence[agent_pb2.AgentDefinition]) -> TrialRunner:
+        principal = self.record.principal
         return TrialRunner(
             self._dependencies,
-            self.record.principal,
+            principal,
             evaluation_id=self.evaluation_id,
             agent=agent,
             definitions=definitions,
             is_cancelled=lambda: self._fold.cancel is not None,
             trace=self._trace,
+            scope=WholeTenant(tenant_id=principal.tenant_id) if self._fold.planned.reads_all_users else principal,
         )
 
     def launch(self) -> None:
