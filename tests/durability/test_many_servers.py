@@ -290,7 +290,13 @@ async def test_a_matrix_of_conversations_outlives_its_server_and_nothing_is_run_
     cases = {f"{name} [model={model}]" for name in ("patient", "brief", "short") for model in ("small", "large")}
     scored = [event.case_trial_scored.result for event in seen.events if event.HasField("case_trial_scored")]
     assert Counter(one.case_id for one in scored) == Counter(cases)
-    parts = [(TURN, "", 0), (TURN, "", 1), (USER, "", 0), (USER, "", 1), (USER, "", 2)]
+    parts: list[tuple[int, str, int | None]] = [
+        (TURN, "", 0),
+        (TURN, "", 1),
+        (USER, "", 0),
+        (USER, "", 1),
+        (USER, "", 2),
+    ]
     parts += [(JUDGE, "polite", 0), (JUDGE, "polite", 1), (JUDGE, "solved", None)]
     refs = [run.evaluation for run in runs]
     assert Counter((ref.case_id, ref.role, ref.metric, turn_of(ref)) for ref in refs) == Counter(
