@@ -1,7 +1,7 @@
 """An agent in code that pays, with tools that others than its user approve."""
 
 from bough_server import Context, Message, agent
-from bough_server.tools.tool import tool
+from bough_server.tools.tool import ToolContext, tool
 from tests.rpc.agents import GATES
 
 
@@ -18,9 +18,9 @@ def book(amount: float) -> str:
 
 
 @tool(approval=True, four_eyes=True)
-def drop(amount: float) -> str:
+def drop(amount: float, ctx: ToolContext) -> str:
     """Drops."""
-    return f"dropped {amount:g}"
+    return f"dropped {amount:g} for {ctx.user_id} of {ctx.tenant_id}"
 
 
 @agent(description="Calls the tool that it is told.", tools=["pay", "book", "drop"])

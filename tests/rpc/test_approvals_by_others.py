@@ -175,6 +175,8 @@ async def test_of_two_approvers_one_stands_and_a_request_of_another_run_does_not
     absent = ("NOT_FOUND", "NOT_FOUND", f"There is no run {other_id!r}.")
     assert await refusal(callers.at("bert").agents.AnswerInput(answer(other_id, approve(own)))) == absent
     assert (await callers.at("ada").agents.AnswerInput(answer(other_id, approve(own)))).run_id == other_id
+    log = await Turn(call=callers.at("anne").agents.WatchRun(v1.WatchRunRequest(run_id=other_id))).to_the_end()
+    assert log.events[-1].run_completed.final_answer.parts[0].text == "dropped 5 for anne of acme"
     unknown = await refusal(callers.at("bert").agents.AnswerInput(answer(run_id, approve(own))))
     assert unknown[0] in ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 

@@ -20,6 +20,7 @@ from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, begin, served, settings
 from tests.support.callers import KeyRing, bearer, stubs
+from tests.support.wire_client import NARROW, connected
 
 RUN, READ, ADMIN = options_pb2.ACCESS_ROLE_RUN, options_pb2.ACCESS_ROLE_READ, options_pb2.ACCESS_ROLE_ADMIN
 WHO = access_service_pb2.GetCallerRequest()
@@ -247,6 +248,32 @@ async def test_all_streams_of_a_key_that_is_removed_end_and_their_runs_go_on(ser
         request = agent_service_pb2.WatchRunRequest(run_id=await stream.run_id())
         log = await Turn(call=reader.agents.WatchRun(request)).to_the_end()
         assert log.kinds == ["run_started", "value_recorded", "run_completed"]
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads at last", "leaves"])
+async def test_a_stream_whose_client_does_not_read_ends_too_and_keeps_its_place_until_then(
+    tmp_path: Path, ring: KeyRing, caplog: pytest.LogCaptureFixture, reads: bool
+) -> None:
+    ring.add("slow", user="bert")
+    bounded = settings(tmp_path, auth=ring.auth, server={"max_streams_of_caller": 2})
+    ended = (grpc.StatusCode.UNAUTHENTICATED, "The API key of the stream is not valid any more.")
+    async with served(bounded) as server, connected(server.app.address, options=NARROW) as narrow:
+        bert, large = stubs(server.channel, bearer(ring.key("bert"))), "x" * 250_000
+        blocked = begin(stubs(narrow.channel, bearer(ring.key("slow"))), "waiter", large)  # type: ignore[arg-type]
+        watching = agent_service_pb2.WatchRunRequest(run_id=await blocked.run_id())
+        read = Turn(call=stubs(server.channel, bearer(ring.key("slow"))).agents.WatchRun(watching))
+        await read.until("run_started")
+        ring.remove("slow")
+        assert await refusal(read.to_the_end()) == ended
+        # The other one has ended with it, but its status waits behind what its client does not read.
+        followed = await Turn(call=bert.agents.WatchRun(watching)).until("run_started")
+        assert (await refusal(bert.agents.WatchRun(watching).read()))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        GATES[large].set()
+        assert (await followed.to_the_end()).kinds[-1] == "run_completed"
+        if reads:
+            assert await refusal(blocked.to_the_end()) == ended
+            assert blocked.kinds == ["run_started"]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_token_with_many_groups_fits_the_metadata_of_a_call(server: Served) -> None:

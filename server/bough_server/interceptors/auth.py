@@ -192,7 +192,11 @@ class StreamExpiry(aio.ServerInterceptor):
             except TimeoutError:
                 if not timeout.expired():
                     raise
-                await abort(stream.error, context)
+                try:
+                    await abort(stream.error, context)
+                except aio.InternalError as error:
+                    # The status waited behind a message that its client has not read before it disconnected.
+                    raise asyncio.CancelledError from error
             finally:
                 self._open.discard(stream)
 

@@ -11,6 +11,7 @@ from sqlalchemy.sql.selectable import Select
 from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, input_pb2, run_pb2, usage_pb2
 from bough_server.errors import NotFound
 from bough_server.identity import Principal, Scope
+from bough_server.log import events
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.sql import tables
 from bough_server.store.sql.open_inputs import OpenInputs
@@ -35,6 +36,11 @@ _HOLDER: Final = (
     select(tables.runs)
     .join(tables.sessions, tables.sessions.c.current_run_id == _runs.run_id)
     .where(tables.sessions.c.tenant_id == bindparam("tenant"), tables.sessions.c.session_id == bindparam("session"))
+)
+_INPUT_REQUESTS: Final = (
+    select(tables.events.c.data)
+    .where(tables.events.c.run_id == bindparam("run"), tables.events.c.kind == events.INPUT_REQUESTED)
+    .order_by(tables.events.c.sequence)
 )
 _NEXT_EXPIRY: Final = (
     select(_runs.next_expire_time_ns, _runs.run_id)
@@ -97,6 +103,11 @@ class SqlRunIndex:
         open_inputs = OpenInputs(scope=scope, takes=takes, count=page.size, after=decode_token(page.token, filters))
         found, following = await self._readers.run(open_inputs.read)
         return found, encode_token(following, filters) if following is not None else ""
+
+    async def list_input_requests(self, run_id: str) -> Sequence[input_pb2.InputRequest]:
+        """See RunIndex."""
+        rows = await self._rows(_INPUT_REQUESTS, {"run": run_id})
+        return [events.parse(row.data).input_requested.request for row in rows]
 
     async def holder(self, principal: Principal, session_id: str) -> RunRow | None:
         """See RunIndex."""
