@@ -29,6 +29,13 @@ async def clerk(ctx: Context, input: Message) -> str:
     return str(await ctx.call_tool(input.parts[0].text, amount=5))
 
 
+@agent(description="Pays, and then books.", tools=["pay", "book"])
+async def cashier(ctx: Context, input: Message) -> str:
+    """Answers with the last result."""
+    await ctx.call_tool("pay", amount=5)
+    return str(await ctx.call_tool("book", amount=5))
+
+
 @agent(description="Calls pay while it works until the gate is open that it is told.", tools=["pay"])
 async def busy_clerk(ctx: Context, input: Message) -> str:
     """Answers with the result."""
