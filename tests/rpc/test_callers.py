@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from bough.v1 import access_service_pb2, agent_service_pb2, catalog_service_pb2, options_pb2, session_service_pb2
 from bough_server.auth import access
+from bough_server.interceptors import auth
 from bough_server.schema_rules import schema_files
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
@@ -143,6 +144,18 @@ async def test_health_answers_anyone_and_reflection_needs_a_caller(server: Serve
     answer = await reflection(iter(asked), metadata=[bearer(ring.key("anne"))]).read()
     names = {service.name for service in answer.list_services_response.service}
     assert {service.full_name for service in access.SERVICES} < names
+
+
+async def test_streams_of_health_are_bounded(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "MAX_WATCHES", 2)
+    health = health_pb2_grpc.HealthStub(server.channel)
+    watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+    for watch in watches:
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    code, _ = await refusal(health.Watch(health_pb2.HealthCheckRequest()).read())
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for watch in watches:
+        watch.cancel()
 
 
 def test_every_method_of_the_schema_says_who_may_call_it() -> None:

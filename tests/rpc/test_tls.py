@@ -98,8 +98,8 @@ async def secured(
 ) -> AsyncIterator[Secured]:
     """Serve the team with TLS, and metrics; with a ring to callers with its keys only."""
     files = files or Files(folder)
-    auth = {} if ring is None else {"auth": ring.auth}
-    made = settings(folder, server={**files.section, **server}, telemetry={"prometheus_port": 0}, **auth)
+    auth = None if ring is None else ring.auth
+    made = settings(folder, server={**files.section, **server}, telemetry={"prometheus_port": 0}, auth=auth)
     async with App.open(made) as app:
         yield Secured(app, files)
 
@@ -128,7 +128,7 @@ async def is_accepted(
     """Whether a call is answered; the only other ends are a connection that is not made, and a key that is unknown."""
     async with calling(address, client, trusted) as channel:
         caller = stubs(channel, *([bearer(key)] if key else []))
-        code = await caller.agents.ListRuns(pb.ListRunsRequest(), timeout=20).code()
+        code: grpc.StatusCode = await caller.agents.ListRuns(pb.ListRunsRequest(), timeout=20).code()
     others = (grpc.StatusCode.UNAVAILABLE, *([grpc.StatusCode.UNAUTHENTICATED] if key else []))
     assert code in (grpc.StatusCode.OK, *others)
     return code == grpc.StatusCode.OK

@@ -12,8 +12,10 @@ from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, input_pb2, run_pb
 from bough_server.errors import NotFound
 from bough_server.identity import Principal, Scope
 from bough_server.log import events
+from bough_server.messages import set_time
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.sql import tables
+from bough_server.store.sql.create_run import NO_LABELS
 from bough_server.store.sql.open_inputs import OpenInputs
 from bough_server.store.sql.pages import Listing, decode_token, encode_token
 from bough_server.store.sql.readers import Readers
@@ -230,20 +232,21 @@ def _to_run(row: Row[Any]) -> run_pb2.Run:
         user_id=row.user_id,
         agent=row.agent,
         state=row.state,
-        labels=json.loads(row.labels),
         input_excerpt=row.input_excerpt,
         last_sequence=row.last_sequence,
         tree_usage=usage_pb2.Usage.FromString(row.tree_usage),
     )
+    if row.labels != NO_LABELS:
+        run.labels.update(json.loads(row.labels))
     if row.evaluation is not None:
         run.evaluation.CopyFrom(evaluation_ref_pb2.EvaluationRef.FromString(row.evaluation))
-    run.create_time.FromNanoseconds(row.create_time_ns)
+    set_time(run.create_time, row.create_time_ns)
     if row.start_time_ns is not None:
-        run.start_time.FromNanoseconds(row.start_time_ns)
+        set_time(run.start_time, row.start_time_ns)
     if row.end_time_ns is not None:
-        run.end_time.FromNanoseconds(row.end_time_ns)
+        set_time(run.end_time, row.end_time_ns)
     if row.deadline_time_ns is not None:
-        run.deadline_time.FromNanoseconds(row.deadline_time_ns)
+        set_time(run.deadline_time, row.deadline_time_ns)
     if row.error is not None:
         run.error.CopyFrom(error_pb2.AgentError.FromString(row.error))
     if row.open_requests is not None:
