@@ -42,6 +42,7 @@ CASES: Final = {
     "evaluate": "evaluate",
     "compare": "compare",
     "replicas": "replicas",
+    "callers": "callers",
 }
 REPORT: Final = Path("var/bench.json")
 PROFILE: Final = Path("var/bench.prof")

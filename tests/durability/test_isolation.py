@@ -85,7 +85,7 @@ def ring_of(folder: Path) -> KeyRing:
     """Return the keys of all users."""
     ring = KeyRing(folder / "keys.yaml")
     for user, roles in ROLES.items():
-        ring.add(user, roles=roles)
+        ring.add(user, roles=roles, groups=["finance"])
     ring.add("carl", tenant="beta", roles=["RUN", "READ", "ADMIN"])
     return ring
 

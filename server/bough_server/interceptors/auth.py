@@ -29,6 +29,9 @@ from bough_server.interceptors.handlers import (
     unary_behavior,
 )
 
+MAX_WATCHES: Final = 1_000
+"""The most streams of health on a port whose other services need a caller."""
+
 _HEALTH: Final = f"/{health.SERVICE_NAME}/"
 
 _caller: ContextVar[Caller] = ContextVar("caller")
@@ -66,6 +69,7 @@ class Authentication(aio.ServerInterceptor):
     def __init__(self, authenticator: Authenticator, clock: Clock) -> None:
         self._authenticator = authenticator
         self._refusals = RefusalLog(clock)
+        self._watches = 0
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -74,14 +78,31 @@ class Authentication(aio.ServerInterceptor):
             return None
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(_HEALTH):
-            return handler
+        if handler is None:
+            return None
+        if method.startswith(_HEALTH):
+            return self._bound_watches(handler) if handler.response_streaming else handler
         if not is_ours(handler_call_details):
             return self._guard_foreign(handler, method)
         # The behavior of a method of the schema reads its request itself, so nothing has been parsed before.
         if handler.response_streaming:
             return rebuild_handler(handler, self._guard_stream(handler, method))
         return rebuild_handler(handler, self._guard_unary(handler, method))
+
+    def _bound_watches(self, handler: Handler) -> Handler:
+        """Bound the streams of health, which no limit of a caller counts."""
+        inner: Any = streaming_behavior(handler)  # a coroutine function, which writes its responses itself
+
+        async def watch(request: Any, context: Context) -> None:
+            if self._watches >= MAX_WATCHES:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many streams of health: use Check.")
+            self._watches += 1
+            try:
+                await inner(request, context)
+            finally:
+                self._watches -= 1
+
+        return rebuild_handler(handler, watch)
 
     def _guard_unary(self, handler: Handler, method: str) -> Any:
         inner = unary_behavior(handler)
@@ -194,7 +215,11 @@ class StreamExpiry(aio.ServerInterceptor):
             except TimeoutError:
                 if not timeout.expired():
                     raise
-                await abort(stream.error, context)
+                try:
+                    await abort(stream.error, context)
+                except aio.InternalError as error:
+                    # The status waited behind a message that its client has not read before it disconnected.
+                    raise asyncio.CancelledError from error
             finally:
                 self._open.discard(stream)
 

@@ -136,7 +136,7 @@ class Runs:
             request=request,
             digest=digest,
             run_id=ids.new_uuid7(now),
-            user_id=principal.user_id,
+            principal=principal,
             agent=resolver.agents[request.agent],
             resolver=resolver,
             versions=versions,

@@ -65,6 +65,7 @@ class Launcher:
         facts = RunInfo(
             run_id=run_row.run.run_id,
             session_id=run_row.run.session_id,
+            tenant_id=run_row.principal.tenant_id,
             user_id=run_row.principal.user_id,
             started=log[0],
             session=session,

@@ -1220,7 +1220,9 @@ type RunStarted struct {
 	// of a call that a tool answers.
 	Mocks *ToolMocks `protobuf:"bytes,21,opt,name=mocks,proto3" json:"mocks,omitempty"`
 	// What the run is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did.
-	Evaluation    *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
+	Evaluation *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
+	// The tenant of the user, and of every fork of the run; empty in logs of before it was recorded.
+	TenantId      string `protobuf:"bytes,23,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1386,6 +1388,13 @@ func (x *RunStarted) GetEvaluation() *EvaluationRef {
 		return x.Evaluation
 	}
 	return nil
+}
+
+func (x *RunStarted) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
 }
 
 // The run ended with an answer.
@@ -4027,7 +4036,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vAgentsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x06\n" +
 	"\n" +
 	"RunStarted\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x12\x19\n" +
@@ -4055,7 +4064,8 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x05mocks\x18\x15 \x01(\v2\x13.bough.v1.ToolMocksR\x05mocks\x127\n" +
 	"\n" +
 	"evaluation\x18\x16 \x01(\v2\x17.bough.v1.EvaluationRefR\n" +
-	"evaluation\x1a9\n" +
+	"evaluation\x12\x1b\n" +
+	"\ttenant_id\x18\x17 \x01(\tR\btenantId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14J\x04\b\x14\x10\x15\"\xce\x02\n" +

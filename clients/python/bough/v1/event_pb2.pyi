@@ -633,6 +633,7 @@ class RunStarted(_message.Message):
     STARTS_WITH_FIELD_NUMBER: _builtins.int
     MOCKS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id, which is also this event's."""
     key_root: _builtins.str
@@ -659,6 +660,8 @@ class RunStarted(_message.Message):
     """The member that a supervisor or a swarm starts with because it spoke last, as next_run_starts_with says. Empty if the root
     starts as usual, and for a queued run, whose run_dequeued has it.
     """
+    tenant_id: _builtins.str
+    """The tenant of the user, and of every fork of the run; empty in logs of before it was recorded."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents on the way here: the root's only."""
@@ -721,10 +724,11 @@ class RunStarted(_message.Message):
         starts_with: _builtins.str = ...,
         mocks: _eval_set_pb2.ToolMocks | None = ...,
         evaluation: _evaluation_ref_pb2.EvaluationRef | None = ...,
+        tenant_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "evaluation", b"evaluation", "input", b"input", "mocks", b"mocks", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "tenant_id", b"tenant_id", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

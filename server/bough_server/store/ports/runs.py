@@ -87,6 +87,10 @@ class RunIndex(Protocol):
         """
         ...
 
+    async def list_input_requests(self, run_id: str) -> Sequence[input_pb2.InputRequest]:
+        """Return what a run has asked for, also what is answered; nothing of a run that does not exist."""
+        ...
+
     async def holder(self, principal: Principal, session_id: str) -> RunRow | None:
         """Return the run that holds a session of the principal's tenant, or None.
 

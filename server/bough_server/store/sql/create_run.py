@@ -289,6 +289,10 @@ def _evaluation_values(ref: EvaluationRef | None) -> dict[str, object]:
     }
 
 
+NO_LABELS: Final = "{}"
+"""What the column of labels holds if there are none."""
+
+
 def labels_text(labels: dict[str, str]) -> str:
     """Return labels as the JSON object that their column holds."""
     # An escaped U+0000 is a valid text, but not one that PostgreSQL can take out of the JSON object again.
