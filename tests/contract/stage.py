@@ -99,7 +99,7 @@ class Tokens:
     def use(self, kind: TokenKind) -> None:
         """Replace the token of the next calls."""
         now = time.time()
-        self._expire_time = now + {"brief": 2.0, "expired": -1.0}.get(kind, 600.0)
+        self._expire_time = now + {"brief": 3.0, "expired": -1.0}.get(kind, 600.0)
         token = "x.y.z" if kind == "invalid" else self._issuer.token(iat=now - 10, exp=self._expire_time)
         self._file.write_text(token, encoding="utf-8")
 
