@@ -1,14 +1,24 @@
-"""The ledger: a line for each attempt that was sent, in columns that SQL sums."""
+"""The ledger: a line for each attempt that was sent and each start of a run, in columns that SQL sums."""
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.event import listen
 
 from bough.v1 import event_pb2, usage_pb2
-from bough_server.store.opening import open_store
-from tests.store.logs import ANNE, BERT, Made, completed
+from bough_server.identity import Principal
+from bough_server.store.opening import open_store, upgrade_database
+from bough_server.store.ports.usage import UsageTotals
+from bough_server.store.sql.usage import sum_lines
+from tests.store.logs import ANNE, BERT, SECOND, START_NS, Made, completed, session_id
 from tests.store.sql import execute
+from tests.support.older_schema import undo_charges
+
+CARL = Principal(tenant_id="acme", user_id="carl")
 
 _SUMS = """
     SELECT user_id, currency_code, count(*), sum(input_tokens), sum(cached_input_tokens), sum(output_tokens),
         sum(reasoning_tokens), sum(total_tokens), sum(model_calls), sum(model_calls_without_usage), sum(cost_nanos)
-    FROM usage_entries GROUP BY tenant_id, user_id, currency_code ORDER BY user_id, currency_code
+    FROM usage_entries WHERE kind = 0 GROUP BY tenant_id, user_id, currency_code ORDER BY user_id, currency_code
 """
 
 
@@ -43,3 +53,69 @@ async def test_sql_sums_the_ledger(url: str) -> None:
         ("anne", "EUR", 2, 2**41, 4, 10, None, 18, 2, 0, 6),
         ("bert", "", 1, 7, None, 0, 1, None, 1, 0, None),
     ]
+
+
+_PRICED = usage_pb2.Usage(input_tokens=3, output_tokens=2, cost_nanos=2**62, currency_code="EUR")
+
+
+async def test_sums_hold_starts_tokens_and_the_charges_in_each_currency(url: str) -> None:
+    dollars = usage_pb2.Usage(total_tokens=8, cost_nanos=1, currency_code="USD")
+    async with open_store(url, durability="process") as store:
+        annes, carls = Made(number=1), Made(number=2, principal=CARL)
+        for run, spent in ((annes, [_PRICED, _PRICED, _PRICED, dollars]), (carls, [usage_pb2.Usage(), dollars])):
+            await store.log.create(run.new())
+            await store.log.append(run.run_id, epoch=1, log_events=run.next(*map(_answered, spent), completed()))
+        await store.sessions.delete(ANNE, session_id(1))
+        largest = 2**63 - 1
+        assert await store.usage.sum_lines("acme", from_ns=0) == UsageTotals(
+            starts=2, tokens=31, charges={"EUR": largest, "USD": 2}
+        )
+        assert await store.usage.sum_lines("acme", user_id="carl", from_ns=0) == UsageTotals(
+            starts=1, tokens=8, charges={"USD": 1}
+        )
+        fifth = START_NS + 5 * SECOND
+        assert await store.usage.sum_lines("acme", user_id="anne", from_ns=fifth) == UsageTotals(
+            tokens=8, charges={"USD": 1}
+        )
+        assert await store.usage.sum_lines("acme", user_id="anne", from_ns=0, before_ns=START_NS + 3 * SECOND) == (
+            UsageTotals(starts=1, tokens=5, charges={"EUR": 2**62})
+        )
+        assert await store.usage.sum_lines("other", from_ns=0) == UsageTotals()
+
+
+async def test_lines_of_a_server_of_the_version_before_count_what_was_reported(url: str) -> None:
+    async with open_store(url) as store:
+        run = Made()
+        await store.log.create(run.new())
+        priced = usage_pb2.Usage(input_tokens=3, output_tokens=2, cost_nanos=4, currency_code="EUR")
+        await store.log.append(run.run_id, epoch=1, log_events=run.next(_answered(priced)))
+    undo_charges(url)
+    async with open_store(url) as store:
+        execute(url, _OLD_LINE)
+        assert await store.usage.sum_lines("acme", from_ns=0) == UsageTotals(tokens=10, charges={"EUR": 8})
+        entries = await store.usage.list_for_run(run.run_id)
+        assert [(entry.charge.nanos, entry.is_estimated) for entry in entries] == [(4, False)] * 2
+
+
+_OLD_LINE = """
+    INSERT INTO usage_entries (run_id, sequence, tenant_id, user_id, session_id, agent, invocation_id, model, time_ns,
+        input_tokens, output_tokens, model_calls, model_calls_without_usage, cost_nanos, currency_code)
+    SELECT run_id, 9, tenant_id, user_id, session_id, agent, invocation_id, model, time_ns, input_tokens,
+        output_tokens, model_calls, model_calls_without_usage, cost_nanos, currency_code FROM usage_entries
+"""
+"""As a server of the version before writes one."""
+
+
+@pytest.mark.parametrize("user_id", [None, "anne"])
+def test_sums_are_read_from_an_index_alone(file_url: str, user_id: str | None) -> None:
+    upgrade_database(file_url)
+    index = "usage_of_tenant" if user_id is None else "usage_of_user"
+    engine = create_engine(file_url)
+    seen: list[tuple[str, object]] = []
+    listen(engine, "before_cursor_execute", lambda _c, _u, statement, values, *_: seen.append((statement, values)))
+    with engine.connect() as connection:
+        sum_lines(connection, "acme", user_id=user_id, from_ns=0)
+        ((statement, values),) = seen
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+    engine.dispose()
+    assert any(f"USING COVERING INDEX {index} " in step.detail for step in plan)

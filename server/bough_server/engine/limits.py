@@ -22,6 +22,8 @@ class Amount:
 
     tokens: int = 0
     cost_nanos: int = 0
+    currency_code: str = ""
+    """The currency of the cost; empty if the model has no price."""
 
 
 class Allowance:
@@ -85,7 +87,9 @@ def estimate_amount(request: ModelRequest, model: Model) -> Amount:
     rates = model.price
     used = usage_pb2.Usage(input_tokens=sent, output_tokens=written)
     cost = cost_of(used, rates) if rates is not None else 0
-    return Amount(tokens=sent + written, cost_nanos=cost or 0)
+    return Amount(
+        tokens=sent + written, cost_nanos=cost or 0, currency_code=rates.currency_code if rates is not None else ""
+    )
 
 
 def to_amount(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:

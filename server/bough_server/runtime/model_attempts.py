@@ -169,6 +169,11 @@ class ModelAttempts:
         return self._meter.is_sent
 
     @property
+    def is_unanswered(self) -> bool:
+        """True if the current attempt was sent, and its provider sent nothing of an answer."""
+        return self._meter.is_sent and not self._size and self._meter.usage is None
+
+    @property
     def fault(self) -> int | None:
         """The number of the fault that was injected into the current attempt, if one was."""
         return self._fault
@@ -199,6 +204,7 @@ class ModelAttempts:
         retrying.delay.CopyFrom(wait)
         retrying.next_model = self._chain.model.name
         retrying.not_sent = not self._meter.is_sent
+        retrying.unanswered = self.is_unanswered
         if self._fault is not None:
             retrying.fault_index = self._fault
         if error.lost_usage is not None:

@@ -120,7 +120,12 @@ async def _send(
         ended.attempt = call.attempt
         lost_usage = getattr(raised, "lost_usage", None)
         ended.llm_failed.CopyFrom(
-            event_pb2.LlmFailed(error=running.error_of(error), not_sent=not call.is_sent, lost_usage=lost_usage)
+            event_pb2.LlmFailed(
+                error=running.error_of(error),
+                not_sent=not call.is_sent,
+                lost_usage=lost_usage,
+                unanswered=call.is_unanswered,
+            )
         )
         if call.fault is not None:
             ended.llm_failed.fault_index = call.fault
@@ -157,6 +162,7 @@ def _build_start(request: ModelRequest, model: Model, amount: Amount) -> event_p
         tool_names=[tool.name for tool in request.tools],
         reserved_tokens=amount.tokens,
         reserved_cost_nanos=amount.cost_nanos,
+        reserved_currency_code=amount.currency_code if amount.cost_nanos else "",
         settings=request.settings if request.settings.ListFields() else None,
     )
 

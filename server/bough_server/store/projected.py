@@ -6,8 +6,8 @@ from typing import Final
 
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.log.run_state import RunState
-from bough_server.store.ports.runs import UsageEntry
 from bough_server.store.ports.sessions import StoredCall, StoredMessage
+from bough_server.store.ports.usage import UsageEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

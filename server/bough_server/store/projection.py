@@ -11,18 +11,19 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from bough.v1 import event_pb2, execution_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.log import events
+from bough_server.log.charges import NOTHING as NO_CHARGE
+from bough_server.log.charges import Charge, ChargeFold
 from bough_server.log.run_state import RunStateFold
 from bough_server.log.session_state import json_of
 from bough_server.log.session_state_fold import StateFold
-from bough_server.log.usage import Sums
 from bough_server.messages import calls_of, copy_of
 from bough_server.store.linked_calls import LinkedCalls
 from bough_server.store.ports.log import LogEvent
-from bough_server.store.ports.runs import UsageEntry
 from bough_server.store.ports.sessions import StoredCall, StoredMessage
+from bough_server.store.ports.usage import EntryKind, UsageEntry
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
 
@@ -50,6 +51,7 @@ class RunFold:
         self._position = self._shared_position = self._session_position = 0
         self._run_state = RunStateFold()
         self._used = UsageSoFar()
+        self._charges = ChargeFold()
         self._state = StateFold()
         self._is_state_new = False
         self._begun: RunStart | None = None
@@ -94,8 +96,9 @@ class RunFold:
         for record in log_events:
             if record.kind in COUNTED:
                 attempt = self._used.apply(record.event, record.kind)
+                charge = self._charges.apply(record.event, record.kind)
                 if attempt is not None:  # before the fold below forgets the call's model
-                    self._charge(record.event, attempt)
+                    self._add_entry(record.event, usage=attempt.usage(), charge=charge or NO_CHARGE)
                 is_quiet = False
             fold = _FOLDS.get(record.kind)
             if fold is not None:
@@ -145,6 +148,7 @@ class RunFold:
             revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
             evaluation=started.evaluation if started.HasField("evaluation") else None,
         )
+        self._add_entry(event, kind=EntryKind.START)
         self._store(event, started.input)
 
     def _on_run_queued(self, event: event_pb2.AgentEvent) -> None:
@@ -179,6 +183,8 @@ class RunFold:
             self._shared = []
         self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
         self._calls = []
+        self._charges.start_fork()
+        self._add_entry(event, kind=EntryKind.START)
         self._message_root = self._address.run_id  # from here on ids must differ from those of the origin
         self._shared_position = self._position
         self._is_state_new = bool(self._state.values)
@@ -320,7 +326,14 @@ class RunFold:
             self._messages.append(replace(self._waiting, message=message))
             self._waiting = None
 
-    def _charge(self, event: event_pb2.AgentEvent, attempt: Sums) -> None:
+    def _add_entry(
+        self,
+        event: event_pb2.AgentEvent,
+        *,
+        kind: EntryKind = EntryKind.ATTEMPT,
+        usage: usage_pb2.Usage | None = None,
+        charge: Charge = NO_CHARGE,
+    ) -> None:
         self._usage.append(
             UsageEntry(
                 run_id=self._address.run_id,
@@ -332,7 +345,9 @@ class RunFold:
                 invocation_id=event.invocation_id,
                 model=self._models.get(event.effect_key, ""),
                 time_ns=event.record_time.ToNanoseconds(),
-                usage=attempt.usage(),
+                usage=usage or usage_pb2.Usage(),
+                kind=kind,
+                charge=charge,
             )
         )
 

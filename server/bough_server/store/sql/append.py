@@ -34,9 +34,9 @@ from bough_server.store.sql.rows import (
     run_state_row,
     state_row,
     usage_row,
-    usage_rows,
 )
 from bough_server.store.sql.statements import DriverCursor, DriverStatement, greatest
+from bough_server.store.sql.usage_rows import usage_rows
 
 
 def run_time(moved: BindParameter[int]) -> ColumnElement[int]:
@@ -274,7 +274,7 @@ class _Derived:
     def add(self, append: Prepared, projected: Projected) -> None:
         """Add the rows derived from the records of one append."""
         run_id, session = append.run_id, {"tenant": append.tenant_id, "session": append.session_id}
-        self._usage += usage_rows(projected)
+        self._usage += usage_rows(projected.usage)
         if projected.messages:
             self._messages += message_rows(append.tenant_id, append.session_id, projected.messages)
             self._positions.append({**session, "position": projected.messages[-1].message.position})

@@ -19,6 +19,7 @@ from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import (
     INSERT_MESSAGES,
+    INSERT_USAGE,
     MOVE_RUN,
     SET_EVALUATION,
     insert_events,
@@ -28,6 +29,7 @@ from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
 from bough_server.store.sql.rows import evaluation_row, message_rows, run_state_row, strip_nul
 from bough_server.store.sql.statements import DriverCursor, DriverStatement, for_update
+from bough_server.store.sql.usage_rows import usage_rows
 
 MAX_WAITING: Final = 64
 """The most runs that may wait in the queue of one session."""
@@ -62,6 +64,7 @@ _HOLD: Final = DriverStatement(
 )
 _SET_EVALUATION: Final = DriverStatement(SET_EVALUATION)
 _INSERT_MESSAGE: Final = DriverStatement(INSERT_MESSAGES)
+_INSERT_USAGE: Final = DriverStatement(INSERT_USAGE)
 _MOVE_RUN: Final = DriverStatement(MOVE_RUN)
 _WAITING: Final = select(func.count()).select_from(
     select(_runs.run_id)
@@ -234,6 +237,7 @@ def _write(
             definitions=new_run.definitions,
         )
         insert_events(cursor, new_run.run_id, records)
+        _INSERT_USAGE.write(cursor, usage_rows(projected.usage))
         tenant_id, session_id = address.tenant_id, address.session_id
         write_blobs(cursor, tenant_id=tenant_id, session_id=session_id, run_id=new_run.run_id, log_events=records)
         if projected.run_state is not None:

@@ -29,9 +29,9 @@ from bough_server.store.sql.rows import (
     run_state_row,
     state_row,
     usage_row,
-    usage_rows,
 )
 from bough_server.store.sql.statements import greatest
+from bough_server.store.sql.usage_rows import usage_rows
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
@@ -112,7 +112,7 @@ def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str, boo
         connection.execute(INSERT_MESSAGES, rows)
     if rows := call_rows(tenant_id, session_id, [*projected.shared_calls, *projected.calls]):
         connection.execute(INSERT_CALLS, rows)
-    if rows := usage_rows(projected):
+    if rows := usage_rows(projected.usage):
         connection.execute(INSERT_USAGE, rows)
     if makes_state:
         connection.execute(SET_STATE, state_row(tenant_id, session_id, run_id, fold.state_json))

@@ -15,9 +15,9 @@ from bough_server.store.sql.mailbox import SqlMailbox
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.ownership import SqlLease
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.rows import SqlUsageLedger
 from bough_server.store.sql.runs import SqlRunIndex
 from bough_server.store.sql.sessions import SqlSessions
+from bough_server.store.sql.usage import SqlUsageLedger
 from bough_server.store.sql.write_queue import WriteHealth, WriteQueue
 from bough_server.store.window import RecentEventsOfRuns
 

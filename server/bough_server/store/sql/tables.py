@@ -35,6 +35,10 @@ _SESSION: Final = ("tenant_id", "session_id")
 _NEWEST_FIRST: Final = ("tenant_id", "create_time_ns", "run_id")
 _OF_USER: Final = ("tenant_id", "user_id", "create_time_ns", "run_id")
 _REQUEST: Final = ("tenant_id", "user_id", "request_id")
+_SUMMED: Final = (
+    *("kind", "input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens"),
+    *("total_tokens", "cost_nanos", "charge_nanos", "currency_code"),
+)
 _ADDED_NUMBER: Final = {"server_default": text("0")}
 _ADDED_TEXT: Final = {"server_default": text("''")}
 
@@ -261,13 +265,19 @@ class SessionBlobTable(_Row, table=True):
 
 
 class UsageTable(_Row, table=True):
-    """A line of the usage ledger, one for each attempt that was sent to a model; it outlives its run.
+    """A line of the usage ledger: an attempt that was sent to a model, or by `kind` the start of a run.
 
-    NULL is an unknown number, as in Usage.
+    It outlives its run. NULL is an unknown number, as in Usage; of `charge_nanos` it is what a server of an older
+    version wrote, and means the cost. `currency_code` is that of the charge. The indexes hold all columns that sums
+    need.
     """
 
     __tablename__ = "usage_entries"
-    __table_args__ = (Index("usage_of_tenant", "tenant_id", "time_ns"), {"sqlite_with_rowid": False})
+    __table_args__ = (
+        Index("usage_of_tenant", "tenant_id", "time_ns", *_SUMMED),
+        Index("usage_of_user", "tenant_id", "user_id", "time_ns", *_SUMMED),
+        {"sqlite_with_rowid": False},
+    )
 
     run_id: str = Field(primary_key=True)
     sequence: int = Field(primary_key=True)
@@ -288,6 +298,8 @@ class UsageTable(_Row, table=True):
     cost_nanos: int | None
     currency_code: str
     cache_write_tokens: int | None
+    kind: int = Field(sa_column_kwargs=_ADDED_NUMBER)
+    charge_nanos: int | None
 
 
 class DefinitionTable(_Row, table=True):

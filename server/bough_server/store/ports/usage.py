@@ -1,0 +1,73 @@
+"""Ports of the store for the usage ledger."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from bough.v1 import usage_pb2
+from bough_server.log.charges import NOTHING, Charge
+
+
+class EntryKind(IntEnum):
+    """What a line of the ledger says happened."""
+
+    ATTEMPT = 0
+    """An attempt of a model call was sent and has ended."""
+    START = 1
+    """A run started, by `run_started` or, a fork, by `run_forked`; it used nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageEntry:
+    """A line of the ledger, keyed by its run and the sequence of the event that says it."""
+
+    run_id: str
+    sequence: int
+    tenant_id: str
+    user_id: str
+    session_id: str
+    agent: str
+    invocation_id: str
+    model: str
+    time_ns: int
+    usage: usage_pb2.Usage
+    kind: EntryKind = EntryKind.ATTEMPT
+    charge: Charge = NOTHING
+
+    @property
+    def is_estimated(self) -> bool:
+        """True if the charge is what the call had reserved, because no cost is known."""
+        return self.charge.nanos > 0 and not self.usage.HasField("cost_nanos")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageTotals:
+    """Sums over lines of the ledger."""
+
+    starts: int = 0
+    """How many runs started."""
+    tokens: int = 0
+    """Input and output tokens, as far as providers reported them."""
+    charges: Mapping[str, int] = field(default_factory=dict)
+    """Charges in billionths of each currency; currencies without a charge are left out."""
+
+
+class UsageLedger(Protocol):
+    """Lines of the ledger: one for each attempt that was sent to a model, and one for each start of a run.
+
+    EventLog writes them, in the transactions of the events that say them. They outlive their runs and sessions.
+    """
+
+    async def list_for_run(self, run_id: str) -> Sequence[UsageEntry]:
+        """Return the lines of a run's attempts, ordered by sequence."""
+        ...
+
+    async def sum_lines(
+        self, tenant_id: str, *, user_id: str | None = None, from_ns: int, before_ns: int | None = None
+    ) -> UsageTotals:
+        """Return the sums over a tenant's lines, or over one user's, by the times of their events.
+
+        Times are nanoseconds since the Unix epoch; `before_ns` is exclusive, None for no bound.
+        """
+        ...
