@@ -44,6 +44,7 @@ from bough_server.process.loop import ServerRunner, end_cancelled_process
 from bough_server.process.memory import give_back_freed_memory
 from bough_server.process.stop_signals import StopSignals
 from bough_server.process.watchdog import Watchdog
+from bough_server.quotas import Quotas
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
@@ -409,8 +410,10 @@ def _run_dependencies(
 ) -> RunDependencies:
     return RunDependencies(
         store=store,
-        resolver=registry.resolver,
-        agents=AgentCatalog(registry, store.agents),
+        agents=AgentCatalog(
+            registry, store.agents, {tenant: section.models for tenant, section in settings.tenants.items()}
+        ),
+        quotas=Quotas(tenants={tenant: section.limits() for tenant, section in settings.tenants.items()}),
         tracing=tracing,
         metrics=metrics,
         clock=clock,

@@ -12,6 +12,7 @@ BoughError
 │   ├── SessionBusy           ABORTED
 │   ├── ConcurrentChange      ABORTED: others changed it each time that the call was tried
 │   ├── SessionQueueFull      RESOURCE_EXHAUSTED: too many runs wait for the session
+│   ├── QuotaExceeded         RESOURCE_EXHAUSTED: a quota of the tenant, or of the user, is used up (quotas.py)
 │   ├── RequestBytesExhausted RESOURCE_EXHAUSTED: the server holds as many bytes of requests as it may
 │   ├── StreamsExhausted      RESOURCE_EXHAUSTED: the server, or the caller, has as many streams as it may
 │   ├── SequenceOutOfRange    OUT_OF_RANGE
@@ -100,7 +101,7 @@ class CallError(BoughError):
 
     code: ClassVar[int] = code_pb2.INTERNAL
     reason: Reason = error_pb2.ERROR_REASON_INTERNAL
-    retry_delay: ClassVar[float | None] = None
+    retry_delay: float | None = None
     violations: Sequence[FieldViolation] = ()
     """The fields of the request that the error is about; BadRequest names them."""
 

@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from bough_server.auth.sections import AuthSection, ConfiguredTenant, TenantSection
+from bough_server.auth.sections import AuthSection, ConfiguredTenant, TenantSection, list_tenant_problems
 from bough_server.documents.yaml import Document, FieldPath, Value, raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.config import ModelSection, model_problems
@@ -322,7 +322,8 @@ class Settings(Section):
                 )
             ) from None
         settings._document, settings._origins = document, origins
-        raise_problems([settings.locate(path, words) for path, words in model_problems(settings.models)])
+        problems = [*model_problems(settings.models), *list_tenant_problems(settings.tenants, settings.models)]
+        raise_problems([settings.locate(path, words) for path, words in problems])
         return settings
 
 

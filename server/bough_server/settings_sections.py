@@ -22,6 +22,7 @@ from pydantic import (
 from bough.v1 import policy_pb2
 from bough_server.documents.yaml import DURATION, FieldPath, parse_duration, suggestion
 from bough_server.log.blobs import MAX_FILES_BYTES
+from bough_server.quotas import QuotaLimits
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -285,6 +286,23 @@ class LimitsSection(Section):
         if isinstance(values, dict) and isinstance(values.get("default"), dict):
             return {**values, "default": {**_DEFAULT_LIMITS, **values["default"]}}
         return values
+
+
+class QuotaSection(Section):
+    """Quotas of a tenant, or of each of its users. One that is not set does not apply."""
+
+    concurrent_runs: Annotated[Count, Field(ge=1)] | None = None
+    """Runs that are queued or executed at the same time, over all servers; those that wait for input do not count."""
+    runs_per_minute: Annotated[Count, Field(ge=1)] | None = None
+    """Runs that start within 60 seconds, over all servers."""
+    tokens_per_day: Amount | None = None
+    """Input and output tokens of model calls on one day, in UTC."""
+    cost_nanos_per_month: Amount | None = None
+    """Charges of model calls in one month, in UTC, in billionths of `currency`."""
+
+    def limits(self) -> QuotaLimits:
+        """Return the quotas as a plain value."""
+        return QuotaLimits(**self.model_dump())
 
 
 class DeltaSection(Section):

@@ -31,6 +31,7 @@ from bough_server.identity import Principal, WholeTenant
 from bough_server.log import events
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Parent, Tracing, make_provider
+from bough_server.quotas import Quotas
 from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
@@ -270,6 +271,7 @@ async def open_harness(
     clock: Clock | None = None,
     worker: str = "",
     metrics: Metrics | None = None,
+    quotas: Quotas | None = None,
 ) -> AsyncIterator[RunHarness]:
     """A harness on the database of a folder; it closes everything at the end."""
     clock = clock or SystemClock()
@@ -279,13 +281,13 @@ async def open_harness(
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
     dependencies = RunDependencies(
         store=store,
-        resolver=registry.resolver,
         agents=AgentCatalog(registry, store.agents),
         tracing=tracing,
         clock=clock,
         defaults=defaults or RunDefaults(),
         worker=worker,
         metrics=metrics,
+        quotas=quotas or Quotas(),
     )
     runs = Runs(dependencies)
     await store.leases.begin(worker)

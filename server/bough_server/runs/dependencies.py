@@ -19,8 +19,8 @@ from bough_server.identity import Principal
 from bough_server.log.blobs import MAX_FILES_BYTES
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Tracing
+from bough_server.quotas import Quotas
 from bough_server.runs.admission import RunDefaults
-from bough_server.runtime.agent import Resolver
 from bough_server.store.ports.workers import RunStore
 from bough_server.tasks import AbandonedTasks
 
@@ -43,17 +43,18 @@ class SessionLocks:
 class RunDependencies:
     """The collaborators of everything in this package; `worker` is the name under which this process owns runs.
 
-    New runs look up their agents in `agents`; continued runs read the definitions they name from the store. Both find
-    tools, models and agents in code through `resolver`.
+    New runs look up their agents in `agents`; continued runs read the definitions they name from the store, and find
+    tools, models and agents in code there.
     """
 
     store: RunStore
-    resolver: Resolver
     agents: AgentCatalog
     tracing: Tracing
     clock: Clock
     defaults: RunDefaults
     worker: str
+    quotas: Quotas = Quotas()
+    """The quotas of tenants and users."""
     metrics: Metrics | None = None
     """The process's metrics; None if they are disabled."""
     session_locks: SessionLocks = field(default_factory=SessionLocks)

@@ -28,7 +28,7 @@ const (
 // The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
 // violations in BadRequest or PreconditionFailure if some did not fit.
 //
-// Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE), 53 and 54 are reserved for a later version.
+// Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE) and 54 are reserved for a later version.
 type ErrorReason int32
 
 const (
@@ -145,6 +145,10 @@ const (
 	// The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
 	// caller may not see is NOT_FOUND.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 52
+	// A quota of the tenant or of the user is used up. QuotaFailure names both; RetryInfo says after what time the same call may succeed:
+	// when the minute, the day or the month (in UTC) is over, or 5 seconds for runs at the same time. Nothing of the call has happened.
+	// In a run: a model call was not sent for the same reason. Metadata: quota.
+	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 53
 	// As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
 	// of the run that holds it.
 	ErrorReason_ERROR_REASON_SESSION_QUEUE_FULL ErrorReason = 55
@@ -220,6 +224,7 @@ var (
 		50: "ERROR_REASON_EVALUATION_NOT_ENDED",
 		51: "ERROR_REASON_UNAUTHENTICATED",
 		52: "ERROR_REASON_PERMISSION_DENIED",
+		53: "ERROR_REASON_QUOTA_EXCEEDED",
 		55: "ERROR_REASON_SESSION_QUEUE_FULL",
 		56: "ERROR_REASON_REQUEST_BYTES_EXHAUSTED",
 		57: "ERROR_REASON_STREAMS_EXHAUSTED",
@@ -280,6 +285,7 @@ var (
 		"ERROR_REASON_EVALUATION_NOT_ENDED":    50,
 		"ERROR_REASON_UNAUTHENTICATED":         51,
 		"ERROR_REASON_PERMISSION_DENIED":       52,
+		"ERROR_REASON_QUOTA_EXCEEDED":          53,
 		"ERROR_REASON_SESSION_QUEUE_FULL":      55,
 		"ERROR_REASON_REQUEST_BYTES_EXHAUSTED": 56,
 		"ERROR_REASON_STREAMS_EXHAUSTED":       57,
@@ -430,7 +436,7 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\rinvocation_id\x18\x04 \x01(\tR\finvocationId\x12\x1c\n" +
 	"\tretryable\x18\x05 \x01(\bR\tretryable\x12!\n" +
 	"\fdetails_json\x18\x06 \x01(\tR\vdetailsJson\x12'\n" +
-	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xb0\x0f\n" +
+	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xd1\x0f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ERROR_REASON_NOT_LINKED\x10\x01\x12\x1e\n" +
@@ -483,7 +489,8 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\x1aERROR_REASON_NOT_INSTALLED\x101\x12%\n" +
 	"!ERROR_REASON_EVALUATION_NOT_ENDED\x102\x12 \n" +
 	"\x1cERROR_REASON_UNAUTHENTICATED\x103\x12\"\n" +
-	"\x1eERROR_REASON_PERMISSION_DENIED\x104\x12#\n" +
+	"\x1eERROR_REASON_PERMISSION_DENIED\x104\x12\x1f\n" +
+	"\x1bERROR_REASON_QUOTA_EXCEEDED\x105\x12#\n" +
 	"\x1fERROR_REASON_SESSION_QUEUE_FULL\x107\x12(\n" +
 	"$ERROR_REASON_REQUEST_BYTES_EXHAUSTED\x108\x12\"\n" +
 	"\x1eERROR_REASON_STREAMS_EXHAUSTED\x109\x12\"\n" +

@@ -147,6 +147,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
     caller may not see is NOT_FOUND.
     """
+    ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 53
+    """A quota of the tenant or of the user is used up. QuotaFailure names both; RetryInfo says after what time the same call may succeed:
+    when the minute, the day or the month (in UTC) is over, or 5 seconds for runs at the same time. Nothing of the call has happened.
+    In a run: a model call was not sent for the same reason. Metadata: quota.
+    """
     ERROR_REASON_SESSION_QUEUE_FULL: _ErrorReason.ValueType  # 55
     """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
     of the run that holds it.
@@ -178,7 +183,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
     violations in BadRequest or PreconditionFailure if some did not fit.
 
-    Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE), 53 and 54 are reserved for a later version.
+    Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE) and 54 are reserved for a later version.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -304,6 +309,11 @@ Nothing of a call that fails at once has happened. A new token may help.
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 52
 """The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
 caller may not see is NOT_FOUND.
+"""
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 53
+"""A quota of the tenant or of the user is used up. QuotaFailure names both; RetryInfo says after what time the same call may succeed:
+when the minute, the day or the month (in UTC) is over, or 5 seconds for runs at the same time. Nothing of the call has happened.
+In a run: a model call was not sent for the same reason. Metadata: quota.
 """
 ERROR_REASON_SESSION_QUEUE_FULL: ErrorReason.ValueType  # 55
 """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id

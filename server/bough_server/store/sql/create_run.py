@@ -27,6 +27,7 @@ from bough_server.store.sql.append import (
 )
 from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
+from bough_server.store.sql.quotas import check_quotas
 from bough_server.store.sql.rows import evaluation_row, message_rows, run_state_row, strip_nul
 from bough_server.store.sql.statements import DriverCursor, DriverStatement, for_update
 from bough_server.store.sql.usage_rows import usage_rows
@@ -88,12 +89,14 @@ _KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict
 def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
     """Create a run.
 
-    Raises RequestIdTaken, NotFound, SessionExists, SessionBusy, SessionMoved and InvalidRequest, all before it writes
-    anything.
+    Raises RequestIdTaken, QuotaExceeded, NotFound, SessionExists, SessionBusy, SessionMoved and InvalidRequest, all
+    before it writes anything.
     """
     if is_accepted(connection, new_run.run_id, new_run.first):
         return
     check_request(connection, new_run.principal, new_run.request_id)
+    # Before the session: a run that is refused must not replace another one that waits for input there.
+    check_quotas(connection, new_run.quotas, now_ns=new_run.create_time_ns)
     if new_run.queued is not None:
         _check_queue(connection, new_run)
     is_first = new_run.new_session or (new_run.queued is None and not _check_session(connection, new_run))
