@@ -73,7 +73,7 @@ class Quotas:
     tenants: Mapping[str, TenantQuotas] = field(default_factory=dict)
 
     def find(self, principal: Principal) -> list[Quota]:
-        """Return the quotas that apply to what a principal's user does; the server's own users have only the tenant's."""
+        """Return the quotas on what a principal's user does; on the server's own users there are only the tenant's."""
         tenant_id, user_id = principal.tenant_id, principal.user_id
         found = self.tenants.get(tenant_id) or self.tenants.get("*") or TenantQuotas()
         quotas = [Quota(tenant_id=tenant_id, user_id=None, limits=found.of_tenant)]

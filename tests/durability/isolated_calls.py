@@ -38,6 +38,8 @@ NOT_LOOKED_UP: Final = frozenset(
         # Names of agents, tools, functions and models: of the operator, or of the tenant.
         *("name", "agent", "agents", "tool", "model", "caller", "revision", "function", "forbidden"),
         *("models", "from_agent", "to_agent"),
+        # A filter of what the caller sees.
+        "user_id",
     }
 )
 """The names of the other fields."""
@@ -171,6 +173,8 @@ SAMPLES: Final[Mapping[str, Sample]] = {
     "UpdateSessionState": lambda own: v1.UpdateSessionStateRequest(
         session_id=own.session, state_changes=[v1.SessionStateChange(key="a", value_json="1")]
     ),
+    "GetUsage": lambda _: v1.GetUsageRequest(page_size=1),
+    "ListUsageEntries": lambda _: v1.ListUsageEntriesRequest(page_size=1),
     "ReadBlob": lambda own: v1.ReadBlobRequest(session_id=own.session, sha256=own.file),
 }
 """A request of each method that names only what its caller has."""

@@ -9,7 +9,7 @@ from bough_server import ids
 from bough_server.ids import agent_chain
 from bough_server.log.charges import Charge
 from bough_server.store.ports.sessions import StoredMessage
-from bough_server.store.ports.usage import EntryKind, UsageEntry
+from bough_server.store.ports.usage import LineKind, UsageLine
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.projection import RunFold, excerpt_of
 from bough_server.tree.fold import fold as tree_of
@@ -188,7 +188,7 @@ def test_every_attempt_that_was_sent_is_charged_to_its_own_model() -> None:
     assert projected.usage == [
         _start_entry(run),
         *(
-            UsageEntry(
+            UsageLine(
                 run_id=run.run_id,
                 sequence=sequence,
                 tenant_id="acme",
@@ -259,8 +259,8 @@ def test_a_call_of_a_server_that_recorded_no_currency_is_charged_what_was_report
     assert [entry.charge for entry in _fold(Made(), old, _attempt(_NO_ANSWER)).usage] == [Charge()] * 2
 
 
-def _start_entry(run: Made) -> UsageEntry:
-    return UsageEntry(
+def _start_entry(run: Made) -> UsageLine:
+    return UsageLine(
         run_id=run.run_id,
         sequence=1,
         tenant_id="acme",
@@ -271,7 +271,7 @@ def _start_entry(run: Made) -> UsageEntry:
         model="",
         time_ns=START_NS + SECOND,
         usage=usage_pb2.Usage(),
-        kind=EntryKind.START,
+        kind=LineKind.START,
     )
 
 

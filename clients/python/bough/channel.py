@@ -66,6 +66,7 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
         "GetSessionState",
         "ReadBlob",
     ),
+    "bough.v1.UsageService": ("GetUsage", "ListUsageEntries"),
 }
 """Idempotent methods by service, which the channel may retry.
 

@@ -24,6 +24,7 @@ _COMMANDS: Final = {
     "events": "watch",
     "runs": "runs",
     "cancel": "runs",
+    "usage": "usage",
     "prune": "prune",
     "doctor": "doctor",
     "health": "health",

@@ -53,7 +53,7 @@ class RunDependencies:
     clock: Clock
     defaults: RunDefaults
     worker: str
-    quotas: Quotas = Quotas()
+    quotas: Quotas = field(default_factory=Quotas)
     """The quotas of tenants and users."""
     metrics: Metrics | None = None
     """The process's metrics; None if they are disabled."""

@@ -7,7 +7,7 @@ from typing import Final
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.log.run_state import RunState
 from bough_server.store.ports.sessions import StoredCall, StoredMessage
-from bough_server.store.ports.usage import UsageEntry
+from bough_server.store.ports.usage import UsageLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Projected:
 
     start: RunStart | None
     messages: Sequence[StoredMessage]
-    usage: Sequence[UsageEntry]
+    usage: Sequence[UsageLine]
     end: RunEnd | None
     run_state: RunState | None = None
     """The run's new state; None if it has not changed or `end` says it."""

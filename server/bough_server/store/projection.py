@@ -23,7 +23,7 @@ from bough_server.messages import calls_of, copy_of
 from bough_server.store.linked_calls import LinkedCalls
 from bough_server.store.ports.log import LogEvent
 from bough_server.store.ports.sessions import StoredCall, StoredMessage
-from bough_server.store.ports.usage import EntryKind, UsageEntry
+from bough_server.store.ports.usage import LineKind, UsageLine
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
 
@@ -69,7 +69,7 @@ class RunFold:
         self._shared_calls: list[StoredCall] = []
         self._results: list[tuple[StoredMessage, str]] = []
         """The messages made from tool results, with their effect keys."""
-        self._usage: list[UsageEntry] = []
+        self._usage: list[UsageLine] = []
 
     @property
     def session_position(self) -> int:
@@ -148,7 +148,7 @@ class RunFold:
             revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
             evaluation=started.evaluation if started.HasField("evaluation") else None,
         )
-        self._add_entry(event, kind=EntryKind.START)
+        self._add_entry(event, kind=LineKind.START)
         self._store(event, started.input)
 
     def _on_run_queued(self, event: event_pb2.AgentEvent) -> None:
@@ -184,7 +184,7 @@ class RunFold:
         self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
         self._calls = []
         self._charges.start_fork()
-        self._add_entry(event, kind=EntryKind.START)
+        self._add_entry(event, kind=LineKind.START)
         self._message_root = self._address.run_id  # from here on ids must differ from those of the origin
         self._shared_position = self._position
         self._is_state_new = bool(self._state.values)
@@ -330,12 +330,12 @@ class RunFold:
         self,
         event: event_pb2.AgentEvent,
         *,
-        kind: EntryKind = EntryKind.ATTEMPT,
+        kind: LineKind = LineKind.ATTEMPT,
         usage: usage_pb2.Usage | None = None,
         charge: Charge = NO_CHARGE,
     ) -> None:
         self._usage.append(
-            UsageEntry(
+            UsageLine(
                 run_id=self._address.run_id,
                 sequence=event.sequence,
                 tenant_id=self._address.tenant_id,

@@ -6,10 +6,12 @@ from enum import IntEnum
 from typing import Protocol
 
 from bough.v1 import usage_pb2
+from bough_server.identity import Scope
 from bough_server.log.charges import NOTHING, Charge
+from bough_server.store.ports.runs import Page
 
 
-class EntryKind(IntEnum):
+class LineKind(IntEnum):
     """What a line of the ledger says happened."""
 
     ATTEMPT = 0
@@ -19,7 +21,7 @@ class EntryKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageEntry:
+class UsageLine:
     """A line of the ledger, keyed by its run and the sequence of the event that says it."""
 
     run_id: str
@@ -32,7 +34,7 @@ class UsageEntry:
     model: str
     time_ns: int
     usage: usage_pb2.Usage
-    kind: EntryKind = EntryKind.ATTEMPT
+    kind: LineKind = LineKind.ATTEMPT
     charge: Charge = NOTHING
 
     @property
@@ -53,13 +55,30 @@ class UsageTotals:
     """Charges in billionths of each currency; currencies without a charge are left out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFilter:
+    """Conditions on lines of the ledger; an empty field is no condition.
+
+    Times are nanoseconds since the Unix epoch; `before_ns` is exclusive.
+    """
+
+    user_id: str = ""
+    session_id: str = ""
+    run_id: str = ""
+    invocation_id: str = ""
+    agent: str = ""
+    model: str = ""
+    from_ns: int | None = None
+    before_ns: int | None = None
+
+
 class UsageLedger(Protocol):
     """Lines of the ledger: one for each attempt that was sent to a model, and one for each start of a run.
 
     EventLog writes them, in the transactions of the events that say them. They outlive their runs and sessions.
     """
 
-    async def list_for_run(self, run_id: str) -> Sequence[UsageEntry]:
+    async def list_for_run(self, run_id: str) -> Sequence[UsageLine]:
         """Return the lines of a run's attempts, ordered by sequence."""
         ...
 
@@ -70,4 +89,24 @@ class UsageLedger(Protocol):
 
         Times are nanoseconds since the Unix epoch; `before_ns` is exclusive, None for no bound.
         """
+        ...
+
+    async def list_groups(
+        self,
+        scope: Scope,
+        usage_filter: UsageFilter,
+        group_by: Sequence[usage_pb2.UsageDimension.ValueType],
+        page: Page,
+    ) -> tuple[Sequence[usage_pb2.UsageGroup], str]:
+        """Return a page of the sums over a scope's lines, in the order of the fields of UsageGroup.
+
+        Also return the token of the next page, empty after the last. Raises InvalidRequest for a token that is not from
+        this list with these filters.
+        """
+        ...
+
+    async def list_attempts(
+        self, scope: Scope, usage_filter: UsageFilter, page: Page
+    ) -> tuple[Sequence[UsageLine], str]:
+        """Return a page of the lines of attempts, newest first, and the token of the next page, as `list_groups`."""
         ...

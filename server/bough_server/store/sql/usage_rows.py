@@ -7,7 +7,7 @@ import sqlalchemy
 
 from bough.v1 import usage_pb2
 from bough_server.log.charges import Charge
-from bough_server.store.ports.usage import EntryKind, UsageEntry
+from bough_server.store.ports.usage import LineKind, UsageLine
 from bough_server.store.sql.rows import Row, strip_nul
 
 NUMBERS: Final = (
@@ -23,43 +23,43 @@ NUMBERS: Final = (
 _COUNTS: Final = ("model_calls", "model_calls_without_usage")
 
 
-def usage_rows(entries: Sequence[UsageEntry]) -> list[Row]:
+def usage_rows(lines: Sequence[UsageLine]) -> list[Row]:
     """Return rows of the usage table."""
     return [
         {
-            "run_id": entry.run_id,
-            "sequence": entry.sequence,
-            "tenant_id": entry.tenant_id,
-            "user_id": entry.user_id,
-            "session_id": entry.session_id,
-            "agent": strip_nul(entry.agent),
-            "invocation_id": strip_nul(entry.invocation_id),
-            "model": strip_nul(entry.model),
-            "time_ns": entry.time_ns,
-            **_usage_values(entry.usage),
-            "currency_code": strip_nul(entry.charge.currency_code),
-            "kind": int(entry.kind),
-            "charge_nanos": entry.charge.nanos,
+            "run_id": line.run_id,
+            "sequence": line.sequence,
+            "tenant_id": line.tenant_id,
+            "user_id": line.user_id,
+            "session_id": line.session_id,
+            "agent": strip_nul(line.agent),
+            "invocation_id": strip_nul(line.invocation_id),
+            "model": strip_nul(line.model),
+            "time_ns": line.time_ns,
+            **_usage_values(line.usage),
+            "currency_code": strip_nul(line.charge.currency_code),
+            "kind": int(line.kind),
+            "charge_nanos": line.charge.nanos,
         }
-        for entry in entries
+        for line in lines
     ]
 
 
 def _usage_values(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Return a usage as columns of its entry, without the currency."""
+    """Return a usage as columns of its line, without the currency."""
     values: dict[str, object] = {name: getattr(usage, name) for name in _COUNTS}
     for name in NUMBERS:
         values[name] = getattr(usage, name) if usage.HasField(name) else None
     return values
 
 
-def entry_of(row: sqlalchemy.Row[Any]) -> UsageEntry:
-    """Return a row of the usage table as an entry; a server of an older version wrote no charge, which is the cost."""
+def line_of(row: sqlalchemy.Row[Any]) -> UsageLine:
+    """Return a row of the usage table as a line; a server of an older version wrote no charge, which is the cost."""
     usage = usage_pb2.Usage(**{name: getattr(row, name) for name in (*NUMBERS, *_COUNTS)})
     if usage.HasField("cost_nanos"):
         usage.currency_code = row.currency_code
     nanos = (row.cost_nanos or 0) if row.charge_nanos is None else row.charge_nanos
-    return UsageEntry(
+    return UsageLine(
         run_id=row.run_id,
         sequence=row.sequence,
         tenant_id=row.tenant_id,
@@ -70,6 +70,6 @@ def entry_of(row: sqlalchemy.Row[Any]) -> UsageEntry:
         model=row.model,
         time_ns=row.time_ns,
         usage=usage,
-        kind=EntryKind(row.kind),
+        kind=LineKind(row.kind),
         charge=Charge(nanos=nanos, currency_code=row.currency_code),
     )

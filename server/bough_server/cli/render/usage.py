@@ -1,0 +1,36 @@
+"""The table of usage."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from bough.v1 import usage_pb2
+from bough_server.cli.render.blocks import truncate_line
+from bough_server.cli.render.format import UNKNOWN, nanos_text, tokens_text
+from bough_server.plain_text import printable
+
+
+def usage_table(groups: Sequence[usage_pb2.UsageGroup], fields: Sequence[str], width: int) -> list[Text]:
+    """Return a row for each group: what it is grouped by, its runs, model calls and tokens, and its charge.
+
+    Fields are those of UsageGroup by which the groups differ.
+    """
+    names = [field.removesuffix("_id") for field in fields]
+    header = [*names, "runs", "calls", "tokens", "charge"]
+    rows = [[*(printable(getattr(group, field)) or UNKNOWN for field in fields), *_numbers(group)] for group in groups]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [Text(_align(header, widths, len(names)), style="dim")]
+    return [truncate_line(line, width) for line in [*lines, *(Text(_align(row, widths, len(names))) for row in rows)]]
+
+
+def _align(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
+    aligned = [
+        cell.ljust(size) if number < left else cell.rjust(size)
+        for number, (cell, size) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()
+
+
+def _numbers(group: usage_pb2.UsageGroup) -> list[str]:
+    charge = f"{nanos_text(group.charge_nanos)} {group.currency_code}" if group.currency_code else UNKNOWN
+    return [f"{group.runs:,}", f"{group.usage.model_calls:,}", tokens_text(group.usage), charge]

@@ -1,0 +1,63 @@
+"""`bough usage`: tables of what runs used, and mistakes on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from bough.v1 import usage_pb2
+from tests.clients.cli_process import bough, server_of
+from tests.support.projects import llm, write_project
+
+USED = {"usage": {"input_tokens": 1_000, "output_tokens": 500}}
+PRICED = {
+    **{"provider": "scripted", "script": "script.yaml"},
+    "price": {"input_per_million": 1, "output_per_million": 2},
+}
+
+
+def project(folder: Path) -> Path:
+    """Write a project of two agents whose model has a price."""
+    called = {"calls": [{"name": "call_clerk", "arguments": {"message": "a"}}], **USED}
+    script = {"lead": [called, {"text": "Done.", **USED}], "clerk": [{"text": "Well.", **USED}]}
+    return write_project(folder, llm("lead", calls=["clerk"]), llm("clerk"), script=script, model=PRICED)
+
+
+async def test_usage_is_printed_by_what_was_asked_for(tmp_path: Path) -> None:
+    async with server_of(project(tmp_path)) as port:
+        assert (await bough("run", "lead", "hi", port=port)).code == 0
+        by_default = await bough("usage", port=port)
+        by_agent = await bough("usage", "--by", "agent", "--run", "last", port=port)
+        printed = await bough("usage", "--by", "invocation", "--run", "last", "--json", port=port)
+        recent = await bough("usage", "--by", "agent", "--since", "1h", port=port)
+        await bough("sessions", "delete", "last", port=port)
+        after = await bough("usage", "--by", "agent", port=port)
+    assert by_default.out.splitlines() == [
+        "user   model    runs  calls  tokens      charge",
+        "local  -           1      0       -           -",
+        "local  default     0      3   4,500  0.0060 USD",
+    ]
+    assert by_agent.out.splitlines() == [
+        "agent  runs  calls  tokens      charge",
+        "clerk     0      1   1,500  0.0020 USD",
+        "lead      1      2   3,000  0.0040 USD",
+    ]
+    assert recent == after == by_agent
+    groups = [json_format.ParseDict(each, usage_pb2.UsageGroup()) for each in map(json.loads, printed.out.splitlines())]
+    assert sorted(group.charge_nanos for group in groups) == [2_000_000, 4_000_000]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--by", "user,colour"), "'colour' is none of user, session, run, agent, invocation, model, day."),
+        (("--by", "user,user"), "a dimension is named twice: name each once."),
+        (("--by", "invocation"), "invocations are those of one run: add --run RUN."),
+        (("--since", "soon"), "soon"),
+    ],
+)
+async def test_a_mistake_is_told_before_a_server_is_looked_for(arguments: tuple[str, ...], why: str) -> None:
+    ended = await bough("usage", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert why in " ".join(ended.err.replace("│", " ").split())
