@@ -97,6 +97,67 @@ func (UsageDimension) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_usage_proto_rawDescGZIP(), []int{0}
 }
 
+// What a quota bounds.
+type QuotaKind int32
+
+const (
+	// Unknown. A server never sends it.
+	QuotaKind_QUOTA_KIND_UNSPECIFIED QuotaKind = 0
+	// Runs that are queued or executed at the same time; those that wait for input do not count.
+	QuotaKind_QUOTA_KIND_CONCURRENT_RUNS QuotaKind = 1
+	// Runs that start within 60 seconds.
+	QuotaKind_QUOTA_KIND_RUNS_PER_MINUTE QuotaKind = 2
+	// Input and output tokens of model calls on one day, in UTC.
+	QuotaKind_QUOTA_KIND_TOKENS_PER_DAY QuotaKind = 3
+	// Charges of model calls in one month, in UTC.
+	QuotaKind_QUOTA_KIND_COST_NANOS_PER_MONTH QuotaKind = 4
+)
+
+// Enum value maps for QuotaKind.
+var (
+	QuotaKind_name = map[int32]string{
+		0: "QUOTA_KIND_UNSPECIFIED",
+		1: "QUOTA_KIND_CONCURRENT_RUNS",
+		2: "QUOTA_KIND_RUNS_PER_MINUTE",
+		3: "QUOTA_KIND_TOKENS_PER_DAY",
+		4: "QUOTA_KIND_COST_NANOS_PER_MONTH",
+	}
+	QuotaKind_value = map[string]int32{
+		"QUOTA_KIND_UNSPECIFIED":          0,
+		"QUOTA_KIND_CONCURRENT_RUNS":      1,
+		"QUOTA_KIND_RUNS_PER_MINUTE":      2,
+		"QUOTA_KIND_TOKENS_PER_DAY":       3,
+		"QUOTA_KIND_COST_NANOS_PER_MONTH": 4,
+	}
+)
+
+func (x QuotaKind) Enum() *QuotaKind {
+	p := new(QuotaKind)
+	*p = x
+	return p
+}
+
+func (x QuotaKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (QuotaKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_usage_proto_enumTypes[1].Descriptor()
+}
+
+func (QuotaKind) Type() protoreflect.EnumType {
+	return &file_bough_v1_usage_proto_enumTypes[1]
+}
+
+func (x QuotaKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use QuotaKind.Descriptor instead.
+func (QuotaKind) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_usage_proto_rawDescGZIP(), []int{1}
+}
+
 // Tokens, calls and cost. An absent number is unknown, which is not zero; sums cover what is known.
 type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -633,6 +694,99 @@ func (x *UsageEntry) GetEstimated() bool {
 	return false
 }
 
+// A quota in force, and how much of it is used.
+type QuotaStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it bounds.
+	Kind QuotaKind `protobuf:"varint,1,opt,name=kind,proto3,enum=bough.v1.QuotaKind" json:"kind,omitempty"`
+	// The user whose quota it is; empty for one of the whole tenant.
+	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// The most that may be used: runs, tokens, or billionths of currency_code.
+	Limit int64 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// What is used of it, in the same unit: what model calls in flight have reserved is not part of it. It can be more than the limit, as
+	// runs that are continued are not refused, and calls may use more than they had reserved.
+	Used int64 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`
+	// When less of it is used, or nothing any more: the end of the day or of the month, or when the oldest start of the last 60 seconds
+	// leaves them. Unset for runs at the same time, and if nothing has started.
+	ResetTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=reset_time,json=resetTime,proto3" json:"reset_time,omitempty"`
+	// The ISO 4217 code of the currency of a quota on charges, that of the server's prices; empty for the others.
+	CurrencyCode  string `protobuf:"bytes,6,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuotaStatus) Reset() {
+	*x = QuotaStatus{}
+	mi := &file_bough_v1_usage_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuotaStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuotaStatus) ProtoMessage() {}
+
+func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuotaStatus.ProtoReflect.Descriptor instead.
+func (*QuotaStatus) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *QuotaStatus) GetKind() QuotaKind {
+	if x != nil {
+		return x.Kind
+	}
+	return QuotaKind_QUOTA_KIND_UNSPECIFIED
+}
+
+func (x *QuotaStatus) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *QuotaStatus) GetLimit() int64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *QuotaStatus) GetUsed() int64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *QuotaStatus) GetResetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ResetTime
+	}
+	return nil
+}
+
+func (x *QuotaStatus) GetCurrencyCode() string {
+	if x != nil {
+		return x.CurrencyCode
+	}
+	return ""
+}
+
 var File_bough_v1_usage_proto protoreflect.FileDescriptor
 
 const file_bough_v1_usage_proto_rawDesc = "" +
@@ -703,7 +857,15 @@ const file_bough_v1_usage_proto_rawDesc = "" +
 	"\fcharge_nanos\x18\n" +
 	" \x01(\x03R\vchargeNanos\x12#\n" +
 	"\rcurrency_code\x18\v \x01(\tR\fcurrencyCode\x12\x1c\n" +
-	"\testimated\x18\f \x01(\bR\testimated*\xf0\x01\n" +
+	"\testimated\x18\f \x01(\bR\testimated\"\xd9\x01\n" +
+	"\vQuotaStatus\x12'\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x13.bough.v1.QuotaKindR\x04kind\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x03R\x05limit\x12\x12\n" +
+	"\x04used\x18\x04 \x01(\x03R\x04used\x129\n" +
+	"\n" +
+	"reset_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tresetTime\x12#\n" +
+	"\rcurrency_code\x18\x06 \x01(\tR\fcurrencyCode*\xf0\x01\n" +
 	"\x0eUsageDimension\x12\x1f\n" +
 	"\x1bUSAGE_DIMENSION_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14USAGE_DIMENSION_USER\x10\x01\x12\x1b\n" +
@@ -712,7 +874,13 @@ const file_bough_v1_usage_proto_rawDesc = "" +
 	"\x15USAGE_DIMENSION_AGENT\x10\x04\x12\x1e\n" +
 	"\x1aUSAGE_DIMENSION_INVOCATION\x10\x05\x12\x19\n" +
 	"\x15USAGE_DIMENSION_MODEL\x10\x06\x12\x17\n" +
-	"\x13USAGE_DIMENSION_DAY\x10\aBT\n" +
+	"\x13USAGE_DIMENSION_DAY\x10\a*\xab\x01\n" +
+	"\tQuotaKind\x12\x1a\n" +
+	"\x16QUOTA_KIND_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aQUOTA_KIND_CONCURRENT_RUNS\x10\x01\x12\x1e\n" +
+	"\x1aQUOTA_KIND_RUNS_PER_MINUTE\x10\x02\x12\x1d\n" +
+	"\x19QUOTA_KIND_TOKENS_PER_DAY\x10\x03\x12#\n" +
+	"\x1fQUOTA_KIND_COST_NANOS_PER_MONTH\x10\x04BT\n" +
 	"\fdev.bough.v1B\n" +
 	"UsageProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
@@ -728,27 +896,31 @@ func file_bough_v1_usage_proto_rawDescGZIP() []byte {
 	return file_bough_v1_usage_proto_rawDescData
 }
 
-var file_bough_v1_usage_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_bough_v1_usage_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_bough_v1_usage_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_bough_v1_usage_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_bough_v1_usage_proto_goTypes = []any{
 	(UsageDimension)(0),           // 0: bough.v1.UsageDimension
-	(*Usage)(nil),                 // 1: bough.v1.Usage
-	(*UsageFilter)(nil),           // 2: bough.v1.UsageFilter
-	(*UsageGroup)(nil),            // 3: bough.v1.UsageGroup
-	(*UsageEntry)(nil),            // 4: bough.v1.UsageEntry
-	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
+	(QuotaKind)(0),                // 1: bough.v1.QuotaKind
+	(*Usage)(nil),                 // 2: bough.v1.Usage
+	(*UsageFilter)(nil),           // 3: bough.v1.UsageFilter
+	(*UsageGroup)(nil),            // 4: bough.v1.UsageGroup
+	(*UsageEntry)(nil),            // 5: bough.v1.UsageEntry
+	(*QuotaStatus)(nil),           // 6: bough.v1.QuotaStatus
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
 }
 var file_bough_v1_usage_proto_depIdxs = []int32{
-	5, // 0: bough.v1.UsageFilter.time_from:type_name -> google.protobuf.Timestamp
-	5, // 1: bough.v1.UsageFilter.time_before:type_name -> google.protobuf.Timestamp
-	1, // 2: bough.v1.UsageGroup.usage:type_name -> bough.v1.Usage
-	5, // 3: bough.v1.UsageEntry.time:type_name -> google.protobuf.Timestamp
-	1, // 4: bough.v1.UsageEntry.usage:type_name -> bough.v1.Usage
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	7, // 0: bough.v1.UsageFilter.time_from:type_name -> google.protobuf.Timestamp
+	7, // 1: bough.v1.UsageFilter.time_before:type_name -> google.protobuf.Timestamp
+	2, // 2: bough.v1.UsageGroup.usage:type_name -> bough.v1.Usage
+	7, // 3: bough.v1.UsageEntry.time:type_name -> google.protobuf.Timestamp
+	2, // 4: bough.v1.UsageEntry.usage:type_name -> bough.v1.Usage
+	1, // 5: bough.v1.QuotaStatus.kind:type_name -> bough.v1.QuotaKind
+	7, // 6: bough.v1.QuotaStatus.reset_time:type_name -> google.protobuf.Timestamp
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_usage_proto_init() }
@@ -762,8 +934,8 @@ func file_bough_v1_usage_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_usage_proto_rawDesc), len(file_bough_v1_usage_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   4,
+			NumEnums:      2,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -272,6 +272,99 @@ func (x *ListUsageEntriesResponse) GetNextPageToken() string {
 	return ""
 }
 
+// Asks for quotas.
+type GetQuotasRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The user whose quotas are returned; empty for the caller's. PERMISSION_DENIED for another one without READ, ADMIN or BILLING.
+	UserId        string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetQuotasRequest) Reset() {
+	*x = GetQuotasRequest{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetQuotasRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetQuotasRequest) ProtoMessage() {}
+
+func (x *GetQuotasRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetQuotasRequest.ProtoReflect.Descriptor instead.
+func (*GetQuotasRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *GetQuotasRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+// Quotas in force.
+type GetQuotasResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// First those of the tenant, if the caller may see them, then those of the user, each in the order of their kinds. Empty if there are
+	// none.
+	Quotas        []*QuotaStatus `protobuf:"bytes,1,rep,name=quotas,proto3" json:"quotas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetQuotasResponse) Reset() {
+	*x = GetQuotasResponse{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetQuotasResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetQuotasResponse) ProtoMessage() {}
+
+func (x *GetQuotasResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetQuotasResponse.ProtoReflect.Descriptor instead.
+func (*GetQuotasResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *GetQuotasResponse) GetQuotas() []*QuotaStatus {
+	if x != nil {
+		return x.Quotas
+	}
+	return nil
+}
+
 var File_bough_v1_usage_service_proto protoreflect.FileDescriptor
 
 const file_bough_v1_usage_service_proto_rawDesc = "" +
@@ -293,10 +386,15 @@ const file_bough_v1_usage_service_proto_rawDesc = "" +
 	"\x06filter\x18\x03 \x01(\v2\x15.bough.v1.UsageFilterR\x06filter\"r\n" +
 	"\x18ListUsageEntriesResponse\x12.\n" +
 	"\aentries\x18\x01 \x03(\v2\x14.bough.v1.UsageEntryR\aentries\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xbc\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"+\n" +
+	"\x10GetQuotasRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\"B\n" +
+	"\x11GetQuotasResponse\x12-\n" +
+	"\x06quotas\x18\x01 \x03(\v2\x15.bough.v1.QuotaStatusR\x06quotas2\x8a\x02\n" +
 	"\fUsageService\x12I\n" +
 	"\bGetUsage\x12\x19.bough.v1.GetUsageRequest\x1a\x1a.bough.v1.GetUsageResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12a\n" +
-	"\x10ListUsageEntries\x12!.bough.v1.ListUsageEntriesRequest\x1a\".bough.v1.ListUsageEntriesResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B[\n" +
+	"\x10ListUsageEntries\x12!.bough.v1.ListUsageEntriesRequest\x1a\".bough.v1.ListUsageEntriesResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12L\n" +
+	"\tGetQuotas\x12\x1a.bough.v1.GetQuotasRequest\x1a\x1b.bough.v1.GetQuotasResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B[\n" +
 	"\fdev.bough.v1B\x11UsageServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -311,32 +409,38 @@ func file_bough_v1_usage_service_proto_rawDescGZIP() []byte {
 	return file_bough_v1_usage_service_proto_rawDescData
 }
 
-var file_bough_v1_usage_service_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_bough_v1_usage_service_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_bough_v1_usage_service_proto_goTypes = []any{
 	(*GetUsageRequest)(nil),          // 0: bough.v1.GetUsageRequest
 	(*GetUsageResponse)(nil),         // 1: bough.v1.GetUsageResponse
 	(*ListUsageEntriesRequest)(nil),  // 2: bough.v1.ListUsageEntriesRequest
 	(*ListUsageEntriesResponse)(nil), // 3: bough.v1.ListUsageEntriesResponse
-	(*UsageFilter)(nil),              // 4: bough.v1.UsageFilter
-	(UsageDimension)(0),              // 5: bough.v1.UsageDimension
-	(*UsageGroup)(nil),               // 6: bough.v1.UsageGroup
-	(*UsageEntry)(nil),               // 7: bough.v1.UsageEntry
+	(*GetQuotasRequest)(nil),         // 4: bough.v1.GetQuotasRequest
+	(*GetQuotasResponse)(nil),        // 5: bough.v1.GetQuotasResponse
+	(*UsageFilter)(nil),              // 6: bough.v1.UsageFilter
+	(UsageDimension)(0),              // 7: bough.v1.UsageDimension
+	(*UsageGroup)(nil),               // 8: bough.v1.UsageGroup
+	(*UsageEntry)(nil),               // 9: bough.v1.UsageEntry
+	(*QuotaStatus)(nil),              // 10: bough.v1.QuotaStatus
 }
 var file_bough_v1_usage_service_proto_depIdxs = []int32{
-	4, // 0: bough.v1.GetUsageRequest.filter:type_name -> bough.v1.UsageFilter
-	5, // 1: bough.v1.GetUsageRequest.group_by:type_name -> bough.v1.UsageDimension
-	6, // 2: bough.v1.GetUsageResponse.groups:type_name -> bough.v1.UsageGroup
-	4, // 3: bough.v1.ListUsageEntriesRequest.filter:type_name -> bough.v1.UsageFilter
-	7, // 4: bough.v1.ListUsageEntriesResponse.entries:type_name -> bough.v1.UsageEntry
-	0, // 5: bough.v1.UsageService.GetUsage:input_type -> bough.v1.GetUsageRequest
-	2, // 6: bough.v1.UsageService.ListUsageEntries:input_type -> bough.v1.ListUsageEntriesRequest
-	1, // 7: bough.v1.UsageService.GetUsage:output_type -> bough.v1.GetUsageResponse
-	3, // 8: bough.v1.UsageService.ListUsageEntries:output_type -> bough.v1.ListUsageEntriesResponse
-	7, // [7:9] is the sub-list for method output_type
-	5, // [5:7] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	6,  // 0: bough.v1.GetUsageRequest.filter:type_name -> bough.v1.UsageFilter
+	7,  // 1: bough.v1.GetUsageRequest.group_by:type_name -> bough.v1.UsageDimension
+	8,  // 2: bough.v1.GetUsageResponse.groups:type_name -> bough.v1.UsageGroup
+	6,  // 3: bough.v1.ListUsageEntriesRequest.filter:type_name -> bough.v1.UsageFilter
+	9,  // 4: bough.v1.ListUsageEntriesResponse.entries:type_name -> bough.v1.UsageEntry
+	10, // 5: bough.v1.GetQuotasResponse.quotas:type_name -> bough.v1.QuotaStatus
+	0,  // 6: bough.v1.UsageService.GetUsage:input_type -> bough.v1.GetUsageRequest
+	2,  // 7: bough.v1.UsageService.ListUsageEntries:input_type -> bough.v1.ListUsageEntriesRequest
+	4,  // 8: bough.v1.UsageService.GetQuotas:input_type -> bough.v1.GetQuotasRequest
+	1,  // 9: bough.v1.UsageService.GetUsage:output_type -> bough.v1.GetUsageResponse
+	3,  // 10: bough.v1.UsageService.ListUsageEntries:output_type -> bough.v1.ListUsageEntriesResponse
+	5,  // 11: bough.v1.UsageService.GetQuotas:output_type -> bough.v1.GetQuotasResponse
+	9,  // [9:12] is the sub-list for method output_type
+	6,  // [6:9] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_usage_service_proto_init() }
@@ -352,7 +456,7 @@ func file_bough_v1_usage_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_usage_service_proto_rawDesc), len(file_bough_v1_usage_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

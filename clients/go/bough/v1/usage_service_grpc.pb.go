@@ -23,6 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	UsageService_GetUsage_FullMethodName         = "/bough.v1.UsageService/GetUsage"
 	UsageService_ListUsageEntries_FullMethodName = "/bough.v1.UsageService/ListUsageEntries"
+	UsageService_GetQuotas_FullMethodName        = "/bough.v1.UsageService/GetQuotas"
 )
 
 // UsageServiceClient is the client API for UsageService service.
@@ -38,6 +39,8 @@ type UsageServiceClient interface {
 	GetUsage(ctx context.Context, in *GetUsageRequest, opts ...grpc.CallOption) (*GetUsageResponse, error)
 	// Lists lines of the ledger, newest first. Starts of runs are not among them.
 	ListUsageEntries(ctx context.Context, in *ListUsageEntriesRequest, opts ...grpc.CallOption) (*ListUsageEntriesResponse, error)
+	// Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user.
+	GetQuotas(ctx context.Context, in *GetQuotasRequest, opts ...grpc.CallOption) (*GetQuotasResponse, error)
 }
 
 type usageServiceClient struct {
@@ -68,6 +71,16 @@ func (c *usageServiceClient) ListUsageEntries(ctx context.Context, in *ListUsage
 	return out, nil
 }
 
+func (c *usageServiceClient) GetQuotas(ctx context.Context, in *GetQuotasRequest, opts ...grpc.CallOption) (*GetQuotasResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetQuotasResponse)
+	err := c.cc.Invoke(ctx, UsageService_GetQuotas_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // UsageServiceServer is the server API for UsageService service.
 // All implementations must embed UnimplementedUsageServiceServer
 // for forward compatibility.
@@ -81,6 +94,8 @@ type UsageServiceServer interface {
 	GetUsage(context.Context, *GetUsageRequest) (*GetUsageResponse, error)
 	// Lists lines of the ledger, newest first. Starts of runs are not among them.
 	ListUsageEntries(context.Context, *ListUsageEntriesRequest) (*ListUsageEntriesResponse, error)
+	// Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user.
+	GetQuotas(context.Context, *GetQuotasRequest) (*GetQuotasResponse, error)
 	mustEmbedUnimplementedUsageServiceServer()
 }
 
@@ -96,6 +111,9 @@ func (UnimplementedUsageServiceServer) GetUsage(context.Context, *GetUsageReques
 }
 func (UnimplementedUsageServiceServer) ListUsageEntries(context.Context, *ListUsageEntriesRequest) (*ListUsageEntriesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListUsageEntries not implemented")
+}
+func (UnimplementedUsageServiceServer) GetQuotas(context.Context, *GetQuotasRequest) (*GetQuotasResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetQuotas not implemented")
 }
 func (UnimplementedUsageServiceServer) mustEmbedUnimplementedUsageServiceServer() {}
 func (UnimplementedUsageServiceServer) testEmbeddedByValue()                      {}
@@ -154,6 +172,24 @@ func _UsageService_ListUsageEntries_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _UsageService_GetQuotas_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetQuotasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(UsageServiceServer).GetQuotas(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: UsageService_GetQuotas_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(UsageServiceServer).GetQuotas(ctx, req.(*GetQuotasRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // UsageService_ServiceDesc is the grpc.ServiceDesc for UsageService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -168,6 +204,10 @@ var UsageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListUsageEntries",
 			Handler:    _UsageService_ListUsageEntries_Handler,
+		},
+		{
+			MethodName: "GetQuotas",
+			Handler:    _UsageService_GetQuotas_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

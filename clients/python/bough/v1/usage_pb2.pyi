@@ -62,6 +62,38 @@ USAGE_DIMENSION_DAY: UsageDimension.ValueType  # 7
 """By the day in UTC."""
 Global___UsageDimension: _TypeAlias = UsageDimension  # noqa: Y015
 
+class _QuotaKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _QuotaKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuotaKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    QUOTA_KIND_UNSPECIFIED: _QuotaKind.ValueType  # 0
+    """Unknown. A server never sends it."""
+    QUOTA_KIND_CONCURRENT_RUNS: _QuotaKind.ValueType  # 1
+    """Runs that are queued or executed at the same time; those that wait for input do not count."""
+    QUOTA_KIND_RUNS_PER_MINUTE: _QuotaKind.ValueType  # 2
+    """Runs that start within 60 seconds."""
+    QUOTA_KIND_TOKENS_PER_DAY: _QuotaKind.ValueType  # 3
+    """Input and output tokens of model calls on one day, in UTC."""
+    QUOTA_KIND_COST_NANOS_PER_MONTH: _QuotaKind.ValueType  # 4
+    """Charges of model calls in one month, in UTC."""
+
+class QuotaKind(_QuotaKind, metaclass=_QuotaKindEnumTypeWrapper):
+    """What a quota bounds."""
+
+QUOTA_KIND_UNSPECIFIED: QuotaKind.ValueType  # 0
+"""Unknown. A server never sends it."""
+QUOTA_KIND_CONCURRENT_RUNS: QuotaKind.ValueType  # 1
+"""Runs that are queued or executed at the same time; those that wait for input do not count."""
+QUOTA_KIND_RUNS_PER_MINUTE: QuotaKind.ValueType  # 2
+"""Runs that start within 60 seconds."""
+QUOTA_KIND_TOKENS_PER_DAY: QuotaKind.ValueType  # 3
+"""Input and output tokens of model calls on one day, in UTC."""
+QUOTA_KIND_COST_NANOS_PER_MONTH: QuotaKind.ValueType  # 4
+"""Charges of model calls in one month, in UTC."""
+Global___QuotaKind: _TypeAlias = QuotaKind  # noqa: Y015
+
 @_typing.final
 class Usage(_message.Message):
     """Tokens, calls and cost. An absent number is unknown, which is not zero; sums cover what is known."""
@@ -344,3 +376,51 @@ class UsageEntry(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UsageEntry: _TypeAlias = UsageEntry  # noqa: Y015
+
+@_typing.final
+class QuotaStatus(_message.Message):
+    """A quota in force, and how much of it is used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    RESET_TIME_FIELD_NUMBER: _builtins.int
+    CURRENCY_CODE_FIELD_NUMBER: _builtins.int
+    kind: Global___QuotaKind.ValueType
+    """What it bounds."""
+    user_id: _builtins.str
+    """The user whose quota it is; empty for one of the whole tenant."""
+    limit: _builtins.int
+    """The most that may be used: runs, tokens, or billionths of currency_code."""
+    used: _builtins.int
+    """What is used of it, in the same unit: what model calls in flight have reserved is not part of it. It can be more than the limit, as
+    runs that are continued are not refused, and calls may use more than they had reserved.
+    """
+    currency_code: _builtins.str
+    """The ISO 4217 code of the currency of a quota on charges, that of the server's prices; empty for the others."""
+    @_builtins.property
+    def reset_time(self) -> _timestamp_pb2.Timestamp:
+        """When less of it is used, or nothing any more: the end of the day or of the month, or when the oldest start of the last 60 seconds
+        leaves them. Unset for runs at the same time, and if nothing has started.
+        """
+
+    def __init__(
+        self,
+        *,
+        kind: Global___QuotaKind.ValueType = ...,
+        user_id: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        used: _builtins.int = ...,
+        reset_time: _timestamp_pb2.Timestamp | None = ...,
+        currency_code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reset_time", b"reset_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["currency_code", b"currency_code", "kind", b"kind", "limit", b"limit", "reset_time", b"reset_time", "used", b"used", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaStatus: _TypeAlias = QuotaStatus  # noqa: Y015

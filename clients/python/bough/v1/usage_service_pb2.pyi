@@ -148,3 +148,51 @@ class ListUsageEntriesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListUsageEntriesResponse: _TypeAlias = ListUsageEntriesResponse  # noqa: Y015
+
+@_typing.final
+class GetQuotasRequest(_message.Message):
+    """Asks for quotas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.str
+    """The user whose quotas are returned; empty for the caller's. PERMISSION_DENIED for another one without READ, ADMIN or BILLING."""
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetQuotasRequest: _TypeAlias = GetQuotasRequest  # noqa: Y015
+
+@_typing.final
+class GetQuotasResponse(_message.Message):
+    """Quotas in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedCompositeFieldContainer[_usage_pb2.QuotaStatus]:
+        """First those of the tenant, if the caller may see them, then those of the user, each in the order of their kinds. Empty if there are
+        none.
+        """
+
+    def __init__(
+        self,
+        *,
+        quotas: _abc.Iterable[_usage_pb2.QuotaStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetQuotasResponse: _TypeAlias = GetQuotasResponse  # noqa: Y015

@@ -48,6 +48,11 @@ class UsageServiceStub:
                 request_serializer=bough_dot_v1_dot_usage__service__pb2.ListUsageEntriesRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_usage__service__pb2.ListUsageEntriesResponse.FromString,
                 _registered_method=True)
+        self.GetQuotas = channel.unary_unary(
+                '/bough.v1.UsageService/GetQuotas',
+                request_serializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasResponse.FromString,
+                _registered_method=True)
 
 
 class UsageServiceServicer:
@@ -71,6 +76,13 @@ class UsageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetQuotas(self, request, context):
+        """Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UsageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -83,6 +95,11 @@ def add_UsageServiceServicer_to_server(servicer, server):
                     servicer.ListUsageEntries,
                     request_deserializer=bough_dot_v1_dot_usage__service__pb2.ListUsageEntriesRequest.FromString,
                     response_serializer=bough_dot_v1_dot_usage__service__pb2.ListUsageEntriesResponse.SerializeToString,
+            ),
+            'GetQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQuotas,
+                    request_deserializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -143,6 +160,33 @@ class UsageService:
             '/bough.v1.UsageService/ListUsageEntries',
             bough_dot_v1_dot_usage__service__pb2.ListUsageEntriesRequest.SerializeToString,
             bough_dot_v1_dot_usage__service__pb2.ListUsageEntriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.UsageService/GetQuotas',
+            bough_dot_v1_dot_usage__service__pb2.GetQuotasRequest.SerializeToString,
+            bough_dot_v1_dot_usage__service__pb2.GetQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class UsageServiceStub:
     """Returns sums over lines of the ledger."""
     ListUsageEntries: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.ListUsageEntriesRequest, _usage_service_pb2.ListUsageEntriesResponse]
     """Lists lines of the ledger, newest first. Starts of runs are not among them."""
+    GetQuotas: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.GetQuotasRequest, _usage_service_pb2.GetQuotasResponse]
+    """Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user."""
 
 @_typing.type_check_only
 class UsageServiceAsyncStub(UsageServiceStub):
@@ -55,6 +57,8 @@ class UsageServiceAsyncStub(UsageServiceStub):
     """Returns sums over lines of the ledger."""
     ListUsageEntries: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.ListUsageEntriesRequest, _usage_service_pb2.ListUsageEntriesResponse]  # type: ignore[assignment]
     """Lists lines of the ledger, newest first. Starts of runs are not among them."""
+    GetQuotas: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.GetQuotasRequest, _usage_service_pb2.GetQuotasResponse]  # type: ignore[assignment]
+    """Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user."""
 
 class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads the ledger of usage. A caller sees its own user's usage, and with READ, ADMIN or BILLING that of its tenant.
@@ -78,5 +82,13 @@ class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_usage_service_pb2.ListUsageEntriesResponse, _abc.Awaitable[_usage_service_pb2.ListUsageEntriesResponse]]:
         """Lists lines of the ledger, newest first. Starts of runs are not among them."""
+
+    @_abc_1.abstractmethod
+    def GetQuotas(
+        self,
+        request: _usage_service_pb2.GetQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_usage_service_pb2.GetQuotasResponse, _abc.Awaitable[_usage_service_pb2.GetQuotasResponse]]:
+        """Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user."""
 
 def add_UsageServiceServicer_to_server(servicer: UsageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

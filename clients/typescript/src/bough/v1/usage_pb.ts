@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/usage.proto.
  */
 export const file_bough_v1_usage: GenFile = /*@__PURE__*/
-  fileDesc("ChRib3VnaC92MS91c2FnZS5wcm90bxIIYm91Z2gudjEi4AMKBVVzYWdlEhkKDGlucHV0X3Rva2VucxgBIAEoA0gAiAEBEiAKE2NhY2hlZF9pbnB1dF90b2tlbnMYAiABKANIAYgBARIaCg1vdXRwdXRfdG9rZW5zGAMgASgDSAKIAQESHQoQcmVhc29uaW5nX3Rva2VucxgEIAEoA0gDiAEBEhkKDHRvdGFsX3Rva2VucxgFIAEoA0gEiAEBEhMKC21vZGVsX2NhbGxzGAYgASgFEiEKGW1vZGVsX2NhbGxzX3dpdGhvdXRfdXNhZ2UYByABKAUSEgoKdG9vbF9jYWxscxgIIAEoBRIXCgpjb3N0X25hbm9zGAkgASgDSAWIAQESFQoNY3VycmVuY3lfY29kZRgKIAEoCRIgChhtb2RlbF9jYWxsc193aXRob3V0X2Nvc3QYCyABKAUSHwoSY2FjaGVfd3JpdGVfdG9rZW5zGAwgASgDSAaIAQFCDwoNX2lucHV0X3Rva2Vuc0IWChRfY2FjaGVkX2lucHV0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0ITChFfcmVhc29uaW5nX3Rva2Vuc0IPCg1fdG90YWxfdG9rZW5zQg0KC19jb3N0X25hbm9zQhUKE19jYWNoZV93cml0ZV90b2tlbnMi1wEKC1VzYWdlRmlsdGVyEg8KB3VzZXJfaWQYASABKAkSEgoKc2Vzc2lvbl9pZBgCIAEoCRIOCgZydW5faWQYAyABKAkSFQoNaW52b2NhdGlvbl9pZBgEIAEoCRINCgVhZ2VudBgFIAEoCRINCgVtb2RlbBgGIAEoCRItCgl0aW1lX2Zyb20YByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3RpbWVfYmVmb3JlGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLeAQoKVXNhZ2VHcm91cBIPCgd1c2VyX2lkGAEgASgJEhIKCnNlc3Npb25faWQYAiABKAkSDgoGcnVuX2lkGAMgASgJEg0KBWFnZW50GAQgASgJEhUKDWludm9jYXRpb25faWQYBSABKAkSDQoFbW9kZWwYBiABKAkSCwoDZGF5GAcgASgJEgwKBHJ1bnMYCCABKAMSHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCSKSAgoKVXNhZ2VFbnRyeRIOCgZydW5faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSDwoHdXNlcl9pZBgDIAEoCRISCgpzZXNzaW9uX2lkGAQgASgJEg0KBWFnZW50GAUgASgJEhUKDWludm9jYXRpb25faWQYBiABKAkSDQoFbW9kZWwYByABKAkSKAoEdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCRIRCgllc3RpbWF0ZWQYDCABKAgq8AEKDlVzYWdlRGltZW5zaW9uEh8KG1VTQUdFX0RJTUVOU0lPTl9VTlNQRUNJRklFRBAAEhgKFFVTQUdFX0RJTUVOU0lPTl9VU0VSEAESGwoXVVNBR0VfRElNRU5TSU9OX1NFU1NJT04QAhIXChNVU0FHRV9ESU1FTlNJT05fUlVOEAMSGQoVVVNBR0VfRElNRU5TSU9OX0FHRU5UEAQSHgoaVVNBR0VfRElNRU5TSU9OX0lOVk9DQVRJT04QBRIZChVVU0FHRV9ESU1FTlNJT05fTU9ERUwQBhIXChNVU0FHRV9ESU1FTlNJT05fREFZEAdCVAoMZGV2LmJvdWdoLnYxQgpVc2FnZVByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_google_protobuf_timestamp]);
+  fileDesc("ChRib3VnaC92MS91c2FnZS5wcm90bxIIYm91Z2gudjEi4AMKBVVzYWdlEhkKDGlucHV0X3Rva2VucxgBIAEoA0gAiAEBEiAKE2NhY2hlZF9pbnB1dF90b2tlbnMYAiABKANIAYgBARIaCg1vdXRwdXRfdG9rZW5zGAMgASgDSAKIAQESHQoQcmVhc29uaW5nX3Rva2VucxgEIAEoA0gDiAEBEhkKDHRvdGFsX3Rva2VucxgFIAEoA0gEiAEBEhMKC21vZGVsX2NhbGxzGAYgASgFEiEKGW1vZGVsX2NhbGxzX3dpdGhvdXRfdXNhZ2UYByABKAUSEgoKdG9vbF9jYWxscxgIIAEoBRIXCgpjb3N0X25hbm9zGAkgASgDSAWIAQESFQoNY3VycmVuY3lfY29kZRgKIAEoCRIgChhtb2RlbF9jYWxsc193aXRob3V0X2Nvc3QYCyABKAUSHwoSY2FjaGVfd3JpdGVfdG9rZW5zGAwgASgDSAaIAQFCDwoNX2lucHV0X3Rva2Vuc0IWChRfY2FjaGVkX2lucHV0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0ITChFfcmVhc29uaW5nX3Rva2Vuc0IPCg1fdG90YWxfdG9rZW5zQg0KC19jb3N0X25hbm9zQhUKE19jYWNoZV93cml0ZV90b2tlbnMi1wEKC1VzYWdlRmlsdGVyEg8KB3VzZXJfaWQYASABKAkSEgoKc2Vzc2lvbl9pZBgCIAEoCRIOCgZydW5faWQYAyABKAkSFQoNaW52b2NhdGlvbl9pZBgEIAEoCRINCgVhZ2VudBgFIAEoCRINCgVtb2RlbBgGIAEoCRItCgl0aW1lX2Zyb20YByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3RpbWVfYmVmb3JlGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLeAQoKVXNhZ2VHcm91cBIPCgd1c2VyX2lkGAEgASgJEhIKCnNlc3Npb25faWQYAiABKAkSDgoGcnVuX2lkGAMgASgJEg0KBWFnZW50GAQgASgJEhUKDWludm9jYXRpb25faWQYBSABKAkSDQoFbW9kZWwYBiABKAkSCwoDZGF5GAcgASgJEgwKBHJ1bnMYCCABKAMSHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCSKSAgoKVXNhZ2VFbnRyeRIOCgZydW5faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSDwoHdXNlcl9pZBgDIAEoCRISCgpzZXNzaW9uX2lkGAQgASgJEg0KBWFnZW50GAUgASgJEhUKDWludm9jYXRpb25faWQYBiABKAkSDQoFbW9kZWwYByABKAkSKAoEdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCRIRCgllc3RpbWF0ZWQYDCABKAgipQEKC1F1b3RhU3RhdHVzEiEKBGtpbmQYASABKA4yEy5ib3VnaC52MS5RdW90YUtpbmQSDwoHdXNlcl9pZBgCIAEoCRINCgVsaW1pdBgDIAEoAxIMCgR1c2VkGAQgASgDEi4KCnJlc2V0X3RpbWUYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhUKDWN1cnJlbmN5X2NvZGUYBiABKAkq8AEKDlVzYWdlRGltZW5zaW9uEh8KG1VTQUdFX0RJTUVOU0lPTl9VTlNQRUNJRklFRBAAEhgKFFVTQUdFX0RJTUVOU0lPTl9VU0VSEAESGwoXVVNBR0VfRElNRU5TSU9OX1NFU1NJT04QAhIXChNVU0FHRV9ESU1FTlNJT05fUlVOEAMSGQoVVVNBR0VfRElNRU5TSU9OX0FHRU5UEAQSHgoaVVNBR0VfRElNRU5TSU9OX0lOVk9DQVRJT04QBRIZChVVU0FHRV9ESU1FTlNJT05fTU9ERUwQBhIXChNVU0FHRV9ESU1FTlNJT05fREFZEAcqqwEKCVF1b3RhS2luZBIaChZRVU9UQV9LSU5EX1VOU1BFQ0lGSUVEEAASHgoaUVVPVEFfS0lORF9DT05DVVJSRU5UX1JVTlMQARIeChpRVU9UQV9LSU5EX1JVTlNfUEVSX01JTlVURRACEh0KGVFVT1RBX0tJTkRfVE9LRU5TX1BFUl9EQVkQAxIjCh9RVU9UQV9LSU5EX0NPU1RfTkFOT1NfUEVSX01PTlRIEARCVAoMZGV2LmJvdWdoLnYxQgpVc2FnZVByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_google_protobuf_timestamp]);
 
 /**
  * Tokens, calls and cost. An absent number is unknown, which is not zero; sums cover what is known.
@@ -375,6 +375,64 @@ export const UsageEntrySchema: GenMessage<UsageEntry> = /*@__PURE__*/
   messageDesc(file_bough_v1_usage, 3);
 
 /**
+ * A quota in force, and how much of it is used.
+ *
+ * @generated from message bough.v1.QuotaStatus
+ */
+export type QuotaStatus = Message<"bough.v1.QuotaStatus"> & {
+  /**
+   * What it bounds.
+   *
+   * @generated from field: bough.v1.QuotaKind kind = 1;
+   */
+  kind: QuotaKind;
+
+  /**
+   * The user whose quota it is; empty for one of the whole tenant.
+   *
+   * @generated from field: string user_id = 2;
+   */
+  userId: string;
+
+  /**
+   * The most that may be used: runs, tokens, or billionths of currency_code.
+   *
+   * @generated from field: int64 limit = 3;
+   */
+  limit: bigint;
+
+  /**
+   * What is used of it, in the same unit: what model calls in flight have reserved is not part of it. It can be more than the limit, as
+   * runs that are continued are not refused, and calls may use more than they had reserved.
+   *
+   * @generated from field: int64 used = 4;
+   */
+  used: bigint;
+
+  /**
+   * When less of it is used, or nothing any more: the end of the day or of the month, or when the oldest start of the last 60 seconds
+   * leaves them. Unset for runs at the same time, and if nothing has started.
+   *
+   * @generated from field: google.protobuf.Timestamp reset_time = 5;
+   */
+  resetTime?: Timestamp | undefined;
+
+  /**
+   * The ISO 4217 code of the currency of a quota on charges, that of the server's prices; empty for the others.
+   *
+   * @generated from field: string currency_code = 6;
+   */
+  currencyCode: string;
+};
+
+/**
+ * Describes the message bough.v1.QuotaStatus.
+ * Use `create(QuotaStatusSchema)` to create a new message.
+ */
+export const QuotaStatusSchema: GenMessage<QuotaStatus> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage, 4);
+
+/**
  * By what usage is grouped.
  *
  * @generated from enum bough.v1.UsageDimension
@@ -442,4 +500,52 @@ export enum UsageDimension {
  */
 export const UsageDimensionSchema: GenEnum<UsageDimension> = /*@__PURE__*/
   enumDesc(file_bough_v1_usage, 0);
+
+/**
+ * What a quota bounds.
+ *
+ * @generated from enum bough.v1.QuotaKind
+ */
+export enum QuotaKind {
+  /**
+   * Unknown. A server never sends it.
+   *
+   * @generated from enum value: QUOTA_KIND_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Runs that are queued or executed at the same time; those that wait for input do not count.
+   *
+   * @generated from enum value: QUOTA_KIND_CONCURRENT_RUNS = 1;
+   */
+  CONCURRENT_RUNS = 1,
+
+  /**
+   * Runs that start within 60 seconds.
+   *
+   * @generated from enum value: QUOTA_KIND_RUNS_PER_MINUTE = 2;
+   */
+  RUNS_PER_MINUTE = 2,
+
+  /**
+   * Input and output tokens of model calls on one day, in UTC.
+   *
+   * @generated from enum value: QUOTA_KIND_TOKENS_PER_DAY = 3;
+   */
+  TOKENS_PER_DAY = 3,
+
+  /**
+   * Charges of model calls in one month, in UTC.
+   *
+   * @generated from enum value: QUOTA_KIND_COST_NANOS_PER_MONTH = 4;
+   */
+  COST_NANOS_PER_MONTH = 4,
+}
+
+/**
+ * Describes the enum bough.v1.QuotaKind.
+ */
+export const QuotaKindSchema: GenEnum<QuotaKind> = /*@__PURE__*/
+  enumDesc(file_bough_v1_usage, 1);
 

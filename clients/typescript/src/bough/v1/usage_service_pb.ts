@@ -7,7 +7,7 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_bough_v1_options } from "./options_pb.js";
-import type { UsageDimension, UsageEntry, UsageFilter, UsageGroup } from "./usage_pb.js";
+import type { QuotaStatus, UsageDimension, UsageEntry, UsageFilter, UsageGroup } from "./usage_pb.js";
 import { file_bough_v1_usage } from "./usage_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/usage_service.proto.
  */
 export const file_bough_v1_usage_service: GenFile = /*@__PURE__*/
-  fileDesc("Chxib3VnaC92MS91c2FnZV9zZXJ2aWNlLnByb3RvEghib3VnaC52MSKLAQoPR2V0VXNhZ2VSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJEiUKBmZpbHRlchgDIAEoCzIVLmJvdWdoLnYxLlVzYWdlRmlsdGVyEioKCGdyb3VwX2J5GAQgAygOMhguYm91Z2gudjEuVXNhZ2VEaW1lbnNpb24iUQoQR2V0VXNhZ2VSZXNwb25zZRIkCgZncm91cHMYASADKAsyFC5ib3VnaC52MS5Vc2FnZUdyb3VwEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJnChdMaXN0VXNhZ2VFbnRyaWVzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRIlCgZmaWx0ZXIYAyABKAsyFS5ib3VnaC52MS5Vc2FnZUZpbHRlciJaChhMaXN0VXNhZ2VFbnRyaWVzUmVzcG9uc2USJQoHZW50cmllcxgBIAMoCzIULmJvdWdoLnYxLlVzYWdlRW50cnkSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJMrwBCgxVc2FnZVNlcnZpY2USSQoIR2V0VXNhZ2USGS5ib3VnaC52MS5HZXRVc2FnZVJlcXVlc3QaGi5ib3VnaC52MS5HZXRVc2FnZVJlc3BvbnNlIgaioOb0AgASYQoQTGlzdFVzYWdlRW50cmllcxIhLmJvdWdoLnYxLkxpc3RVc2FnZUVudHJpZXNSZXF1ZXN0GiIuYm91Z2gudjEuTGlzdFVzYWdlRW50cmllc1Jlc3BvbnNlIgaioOb0AgBCWwoMZGV2LmJvdWdoLnYxQhFVc2FnZVNlcnZpY2VQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_options, file_bough_v1_usage]);
+  fileDesc("Chxib3VnaC92MS91c2FnZV9zZXJ2aWNlLnByb3RvEghib3VnaC52MSKLAQoPR2V0VXNhZ2VSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJEiUKBmZpbHRlchgDIAEoCzIVLmJvdWdoLnYxLlVzYWdlRmlsdGVyEioKCGdyb3VwX2J5GAQgAygOMhguYm91Z2gudjEuVXNhZ2VEaW1lbnNpb24iUQoQR2V0VXNhZ2VSZXNwb25zZRIkCgZncm91cHMYASADKAsyFC5ib3VnaC52MS5Vc2FnZUdyb3VwEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJnChdMaXN0VXNhZ2VFbnRyaWVzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRIlCgZmaWx0ZXIYAyABKAsyFS5ib3VnaC52MS5Vc2FnZUZpbHRlciJaChhMaXN0VXNhZ2VFbnRyaWVzUmVzcG9uc2USJQoHZW50cmllcxgBIAMoCzIULmJvdWdoLnYxLlVzYWdlRW50cnkSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIiMKEEdldFF1b3Rhc1JlcXVlc3QSDwoHdXNlcl9pZBgBIAEoCSI6ChFHZXRRdW90YXNSZXNwb25zZRIlCgZxdW90YXMYASADKAsyFS5ib3VnaC52MS5RdW90YVN0YXR1czKKAgoMVXNhZ2VTZXJ2aWNlEkkKCEdldFVzYWdlEhkuYm91Z2gudjEuR2V0VXNhZ2VSZXF1ZXN0GhouYm91Z2gudjEuR2V0VXNhZ2VSZXNwb25zZSIGoqDm9AIAEmEKEExpc3RVc2FnZUVudHJpZXMSIS5ib3VnaC52MS5MaXN0VXNhZ2VFbnRyaWVzUmVxdWVzdBoiLmJvdWdoLnYxLkxpc3RVc2FnZUVudHJpZXNSZXNwb25zZSIGoqDm9AIAEkwKCUdldFF1b3RhcxIaLmJvdWdoLnYxLkdldFF1b3Rhc1JlcXVlc3QaGy5ib3VnaC52MS5HZXRRdW90YXNSZXNwb25zZSIGoqDm9AIAQlsKDGRldi5ib3VnaC52MUIRVXNhZ2VTZXJ2aWNlUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_options, file_bough_v1_usage]);
 
 /**
  * Asks for a page of sums.
@@ -153,6 +153,49 @@ export const ListUsageEntriesResponseSchema: GenMessage<ListUsageEntriesResponse
   messageDesc(file_bough_v1_usage_service, 3);
 
 /**
+ * Asks for quotas.
+ *
+ * @generated from message bough.v1.GetQuotasRequest
+ */
+export type GetQuotasRequest = Message<"bough.v1.GetQuotasRequest"> & {
+  /**
+   * The user whose quotas are returned; empty for the caller's. PERMISSION_DENIED for another one without READ, ADMIN or BILLING.
+   *
+   * @generated from field: string user_id = 1;
+   */
+  userId: string;
+};
+
+/**
+ * Describes the message bough.v1.GetQuotasRequest.
+ * Use `create(GetQuotasRequestSchema)` to create a new message.
+ */
+export const GetQuotasRequestSchema: GenMessage<GetQuotasRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 4);
+
+/**
+ * Quotas in force.
+ *
+ * @generated from message bough.v1.GetQuotasResponse
+ */
+export type GetQuotasResponse = Message<"bough.v1.GetQuotasResponse"> & {
+  /**
+   * First those of the tenant, if the caller may see them, then those of the user, each in the order of their kinds. Empty if there are
+   * none.
+   *
+   * @generated from field: repeated bough.v1.QuotaStatus quotas = 1;
+   */
+  quotas: QuotaStatus[];
+};
+
+/**
+ * Describes the message bough.v1.GetQuotasResponse.
+ * Use `create(GetQuotasResponseSchema)` to create a new message.
+ */
+export const GetQuotasResponseSchema: GenMessage<GetQuotasResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 5);
+
+/**
  * Reads the ledger of usage. A caller sees its own user's usage, and with READ, ADMIN or BILLING that of its tenant.
  *
  * Every attempt of a model call that was sent is one line, written together with the event with which it ended, and charged once,
@@ -180,6 +223,16 @@ export const UsageService: GenService<{
     methodKind: "unary";
     input: typeof ListUsageEntriesRequestSchema;
     output: typeof ListUsageEntriesResponseSchema;
+  },
+  /**
+   * Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user.
+   *
+   * @generated from rpc bough.v1.UsageService.GetQuotas
+   */
+  getQuotas: {
+    methodKind: "unary";
+    input: typeof GetQuotasRequestSchema;
+    output: typeof GetQuotasResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_bough_v1_usage_service, 0);
