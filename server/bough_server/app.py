@@ -45,6 +45,7 @@ from bough_server.process.memory import give_back_freed_memory
 from bough_server.process.stop_signals import StopSignals
 from bough_server.process.watchdog import Watchdog
 from bough_server.quotas import Quotas
+from bough_server.runs.accounts import Accounts
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.runs import Runs
@@ -117,6 +118,8 @@ class App:
         """HOST:PORT at which health alone is served; empty if there is none."""
         self.metrics: Metrics | None = None
         """The metrics of this process; None if they are disabled."""
+        self.accounts: Accounts | None = None
+        """The accounts that pay for runs; None if nothing has to."""
         self.metrics_address = ""
         """HOST:PORT at which Prometheus can scrape metrics; empty if it cannot."""
 
@@ -155,6 +158,8 @@ class App:
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
+            if dependencies.accounts is not None:
+                stack.push_async_callback(dependencies.accounts.close)
             watchdog = Watchdog(metrics.on_loop_block if metrics is not None else None)
             if is_watched:  # before runs are recovered: one of them may block the loop at once
                 stack.enter_context(watchdog)
@@ -186,7 +191,7 @@ class App:
                 watchdog=watchdog,
                 authenticator=authenticator,
             )
-            app.metrics, app.metrics_address = metrics, metrics_address
+            app.metrics, app.metrics_address, app.accounts = metrics, metrics_address, dependencies.accounts
             if metrics is not None and tls is not None:
                 metrics.watch_certificates(tls.count_refused_files, lambda: tls.certificate.value.expires)
             # Before start(), so that a failed start is undone as well.
@@ -212,6 +217,8 @@ class App:
             asyncio.create_task(self.health.follow(self.store.write_health.changes())),
             asyncio.create_task(give_back_freed_memory()),
         }
+        if self.accounts is not None:
+            self._watching.add(asyncio.create_task(self.accounts.watch()))
         if self._authenticator is not None:
             self._watching.add(asyncio.create_task(self._authenticator.watch()))
 
@@ -421,6 +428,15 @@ def _run_dependencies(
         worker=new_uuid7(clock.now_ns()),
         max_files_bytes=settings.server.max_files_bytes,
         max_live_runs=settings.server.max_live_runs,
+        accounts=None
+        if settings.accounts is None
+        else Accounts(
+            store.accounts,
+            per=settings.accounts.per,
+            currency_code=settings.currency,
+            clock=clock,
+            metrics=metrics,
+        ),
     )
 
 

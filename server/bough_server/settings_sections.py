@@ -267,6 +267,13 @@ class LimitSet(Section):
         )
 
 
+class AccountsSection(Section):
+    """Accounts that runs are paid from in advance. Every model needs a price then, 0 if it is free."""
+
+    per: Literal["user", "tenant"]
+    """Whose the accounts are: of each `user` of a tenant, or of each `tenant` as a whole."""
+
+
 _DEFAULT_LIMITS: Final = {"model_calls": 500, "depth": 16}
 """The second ends agents that call each other in turn, long before the first one does."""
 

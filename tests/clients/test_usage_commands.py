@@ -12,7 +12,8 @@ from tests.support.projects import llm, write_project
 
 USED = {"usage": {"input_tokens": 1_000, "output_tokens": 500}}
 PRICED = {
-    **{"provider": "scripted", "script": "script.yaml"},
+    "provider": "scripted",
+    "script": "script.yaml",
     "price": {"input_per_million": 1, "output_per_million": 2},
 }
 

@@ -1,15 +1,17 @@
 """UsageService on a whole server: whose usage a caller sees, and what is refused."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc import aio
 
 from bough import v1
+from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, said, served
 from tests.rpc.test_metrics import desk
 from tests.support.callers import CallerStubs, KeyRing, bearer, stubs
@@ -124,3 +126,118 @@ async def test_a_range_of_time_that_is_turned_around_is_refused(server: Served) 
         with pytest.raises(aio.AioRpcError, match="time_before must be after time_from") as refused:
             await call(request)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def top_up(user_id: str = "anne", amount: int = 10_000_000, **fields: str) -> v1.AdjustBalanceRequest:
+    fields = {"request_id": "payment-1", "currency_code": "USD", "note": "Thanks.", **fields}
+    return v1.AdjustBalanceRequest(user_id=user_id, amount_nanos=amount, **fields)
+
+
+@pytest.fixture
+async def prepaid(tmp_path: Path) -> AsyncIterator[Served]:
+    """A server with these callers and accounts of users."""
+    ring = KeyRing(tmp_path / "keys.yaml")
+    for user, roles in (("anne", ["RUN"]), ("rita", ["READ"]), ("bill", ["BILLING"])):
+        ring.add(user, roles=roles)
+    ring.add("carl", tenant="beta", roles=["RUN", "BILLING"])
+    async with served(desk(tmp_path, auth=ring.auth, accounts={"per": "user"})) as serving:
+        yield serving
+
+
+async def refusal(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    """Return the code and the reason of a call that fails."""
+    with pytest.raises(aio.AioRpcError) as refused:
+        await call
+    (info,) = [each for each in status_details(refused.value) if isinstance(each, ErrorInfo)]
+    assert not any(isinstance(each, RetryInfo) for each in status_details(refused.value))
+    return refused.value.code(), info.reason
+
+
+EXHAUSTED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "INSUFFICIENT_BALANCE")
+INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+DENIED = (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+
+
+async def test_a_run_is_refused_until_its_user_has_a_balance_and_then_lowers_it(prepaid: Served) -> None:
+    assert await refusal(turn(prepaid, "anne")) == EXHAUSTED
+    evaluate = v1.EvaluateRequest(
+        eval_set=v1.EvalSet(name="s", agent="desk", cases=[v1.EvalCase(id="c", turns=[v1.EvalTurn(user="hi")])])
+    )
+    with pytest.raises(aio.AioRpcError, match="Nothing is left of the account"):
+        async for _ in as_(prepaid, "anne").trees.Evaluate(evaluate):
+            pass
+    bill, anne = as_(prepaid, "bill").usage, as_(prepaid, "anne").usage
+    answered = await bill.AdjustBalance(top_up())
+    assert answered.account.balance_nanos == answered.adjustment.amount_nanos == 10_000_000
+    assert (await turn(prepaid, "anne")).HasField("run_completed")
+    account = (await anne.GetAccount(v1.GetAccountRequest())).account
+    assert account.as_of_time.ToNanoseconds() > 0
+    account.ClearField("as_of_time")
+    assert account == v1.Account(user_id="anne", balance_nanos=6_000_000, currency_code="USD")
+
+
+async def test_an_adjustment_is_made_once_and_listed_as_it_was_made(prepaid: Served) -> None:
+    bill = as_(prepaid, "bill").usage
+    first = await bill.AdjustBalance(top_up())
+    again = await bill.AdjustBalance(top_up())
+    assert (again.account.balance_nanos, again.adjustment) == (10_000_000, first.adjustment)
+    for other in (top_up(amount=1), top_up(note="No.")):
+        reused = await refusal(bill.AdjustBalance(other))
+        assert reused == (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_REUSED")
+    await bill.AdjustBalance(top_up(amount=-4, request_id="refund"))
+    request = v1.ListAdjustmentsRequest(user_id="anne", page_size=1)
+    newest = await bill.ListAdjustments(request)
+    request.page_token = newest.next_page_token
+    oldest = await bill.ListAdjustments(request)
+    found = [*newest.adjustments, *oldest.adjustments]
+    assert [(one.request_id, one.amount_nanos, one.note, one.made_by) for one in found] == [
+        ("refund", -4, "Thanks.", "bill"),
+        ("payment-1", 10_000_000, "Thanks.", "bill"),
+    ]
+    assert oldest.next_page_token == ""
+
+
+async def test_who_may_see_and_change_which_account(prepaid: Served) -> None:
+    await as_(prepaid, "bill").usage.AdjustBalance(top_up("anne"))
+    await as_(prepaid, "carl").usage.AdjustBalance(top_up("anne", amount=3))
+    balances = {}
+    for user in ("rita", "bill", "carl"):
+        response = await as_(prepaid, user).usage.GetAccount(v1.GetAccountRequest(user_id="anne"))
+        balances[user] = response.account.balance_nanos
+    assert balances == {"rita": 10_000_000, "bill": 10_000_000, "carl": 3}, "a name in another tenant is another user"
+    for name in ("bill", "nobody"):
+        assert await refusal(as_(prepaid, "anne").usage.GetAccount(v1.GetAccountRequest(user_id=name))) == DENIED
+        assert (
+            await refusal(as_(prepaid, "anne").usage.ListAdjustments(v1.ListAdjustmentsRequest(user_id=name))) == DENIED
+        )
+    for user in ("anne", "rita"):
+        assert await refusal(as_(prepaid, user).usage.AdjustBalance(top_up("anne", request_id="mine"))) == DENIED
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        top_up(amount=0),
+        top_up(currency_code="EUR"),
+        top_up(user_id=""),
+        top_up(user_id="bough/rules"),
+        top_up(request_id=""),
+        top_up(note="a\nb"),
+    ],
+)
+async def test_a_wrong_adjustment_is_refused(prepaid: Served, request_: v1.AdjustBalanceRequest) -> None:
+    assert await refusal(as_(prepaid, "bill").usage.AdjustBalance(request_)) == INVALID
+
+
+async def test_adjustments_that_no_number_holds_are_refused(prepaid: Served) -> None:
+    bill = as_(prepaid, "bill").usage
+    await bill.AdjustBalance(top_up(amount=2**63 - 1))
+    assert await refusal(bill.AdjustBalance(top_up(amount=1, request_id="more"))) == INVALID
+    await bill.AdjustBalance(top_up(amount=-(2**63) + 1, request_id="less"))
+    assert (await bill.AdjustBalance(top_up(amount=1, request_id="more"))).account.balance_nanos == 1
+
+
+async def test_a_server_without_accounts_says_so(server: Served) -> None:
+    off = (grpc.StatusCode.FAILED_PRECONDITION, "NOT_INSTALLED")
+    assert await refusal(as_(server, "bill").usage.AdjustBalance(top_up())) == off
+    assert await refusal(as_(server, "anne").usage.GetAccount(v1.GetAccountRequest())) == off

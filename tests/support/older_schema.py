@@ -7,6 +7,8 @@ BEFORE_LABELS = "0011"
 BEFORE_CHARGES = "0013"
 
 CHARGES_UNDONE = (
+    "DROP TABLE adjustments",
+    "DROP TABLE account_snapshots",
     "DELETE FROM usage_entries WHERE kind != 0",
     "DROP INDEX usage_of_user",
     "DROP INDEX usage_of_tenant",
@@ -28,7 +30,7 @@ def undo_labels(url: str) -> None:
 
 
 def undo_charges(url: str) -> None:
-    """Undo the newest migration: the columns of charges and starts, and the indexes of sums."""
+    """Undo the newest migrations: accounts, the columns of charges and starts, and the indexes of sums."""
     for statement in CHARGES_UNDONE:
         execute(url, statement)
     execute(url, f"UPDATE alembic_version SET version_num = '{BEFORE_CHARGES}'")

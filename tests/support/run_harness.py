@@ -32,6 +32,7 @@ from bough_server.log import events
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Parent, Tracing, make_provider
 from bough_server.quotas import Quotas
+from bough_server.runs.accounts import Accounts, Per
 from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
@@ -272,6 +273,7 @@ async def open_harness(
     worker: str = "",
     metrics: Metrics | None = None,
     quotas: Quotas | None = None,
+    accounts_per: Per | None = None,
 ) -> AsyncIterator[RunHarness]:
     """A harness on the database of a folder; it closes everything at the end."""
     clock = clock or SystemClock()
@@ -288,6 +290,9 @@ async def open_harness(
         worker=worker,
         metrics=metrics,
         quotas=quotas or Quotas(),
+        accounts=None
+        if accounts_per is None
+        else Accounts(store.accounts, per=accounts_per, currency_code="USD", clock=clock, metrics=metrics),
     )
     runs = Runs(dependencies)
     await store.leases.begin(worker)
@@ -298,6 +303,8 @@ async def open_harness(
         yield harness
     finally:
         await runs.close()
+        if dependencies.accounts is not None:
+            await dependencies.accounts.close()
         if not harness.crashed.is_set():
             await store.close()
 

@@ -416,3 +416,20 @@ def test_of_a_named_server_only_the_section_client_is_read(tmp_path: Path, monke
     assert Settings.load_client().client == ClientSection()
     with pytest.raises(ConfigurationError, match=rf"^{config}:"):
         Settings.load_client(config)
+
+
+def test_with_accounts_every_model_has_a_price(tmp_path: Path) -> None:
+    path = tmp_path / "bough.yaml"
+    path.write_text(
+        "accounts: {per: user}\n"
+        "models:\n"
+        "  paid: {provider: openai, model: m, price: {input_per_million: 1, output_per_million: 2}}\n"
+        "  free: {provider: openai, model: m, price: {input_per_million: 0, output_per_million: 0}}\n"
+        "  other: {alias: paid}\n"
+        "  unpriced: {provider: openai, model: m}\n"
+    )
+    with pytest.raises(ConfigurationError) as wrong:
+        Settings.load(path)
+    assert str(wrong.value) == (
+        f"{path}:6: models.unpriced: needs a `price`, as `accounts` are on: 0 for input and output if the model is free"
+    )

@@ -57,5 +57,11 @@ class Services:
             clock=clock,
         )
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
-        usage = UsageService(ledger=store.usage, caller=caller)
+        usage = UsageService(
+            ledger=store.usage,
+            accounts=self.dependencies.accounts,
+            store=store.accounts,
+            caller=caller,
+            clock=clock,
+        )
         usage_service_pb2_grpc.add_UsageServiceServicer_to_server(usage, server)

@@ -20,6 +20,7 @@ from bough_server.log.blobs import MAX_FILES_BYTES
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Tracing
 from bough_server.quotas import Quotas
+from bough_server.runs.accounts import Accounts
 from bough_server.runs.admission import RunDefaults
 from bough_server.store.ports.workers import RunStore
 from bough_server.tasks import AbandonedTasks
@@ -57,6 +58,8 @@ class RunDependencies:
     """The quotas of tenants and users."""
     metrics: Metrics | None = None
     """The process's metrics; None if they are disabled."""
+    accounts: Accounts | None = None
+    """The accounts that pay for runs; None if nothing has to."""
     session_locks: SessionLocks = field(default_factory=SessionLocks)
     """Shared by starting runs and calls that change session state."""
     session_histories: SessionHistories = field(default_factory=SessionHistories)
@@ -69,6 +72,11 @@ class RunDependencies:
     """How many runs this worker executes before it accepts more without an owner; None for any number."""
     file_cache: FileCache = field(default_factory=FileCache)
     """Files that models were sent last."""
+
+    async def check_balance(self, principal: Principal) -> None:
+        """Raise InsufficientBalance if nothing is left of the account that pays for a principal's runs."""
+        if self.accounts is not None:
+            await self.accounts.check_start(principal)
 
     async def read_session_history(self, principal: Principal, session_id: str, *, through: int) -> SessionHistory:
         """Return the messages of a session up to the cut of a run."""

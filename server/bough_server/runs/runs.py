@@ -82,8 +82,8 @@ class Runs:
         """Create a run and start it, or return the one that the same request started before.
 
         `evaluation` is set by evaluations only. The request's digest does not cover it.
-        Raises InvalidRequest, NotFound (agent, session), AgentUnusable, RequestIdReused, SessionBusy, ServerStopping,
-        StorageFailed.
+        Raises InvalidRequest, NotFound (agent, session), AgentUnusable, RequestIdReused, SessionBusy,
+        InsufficientBalance, ServerStopping, StorageFailed.
         """
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
@@ -95,6 +95,7 @@ class Runs:
         digest = digest_request(request)
         if (earlier := await self._find_earlier(principal, request.request_id, digest)) is not None:
             return earlier
+        await self._dependencies.check_balance(principal)
         evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
         admission = await self._admit(
             principal,
@@ -160,8 +161,8 @@ class Runs:
 
         `scope`: whose runs the principal may fork; default: its own. The fork is the principal's.
         `evaluation` is set by evaluations only. The request's digest does not cover it.
-        Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdReused, ServerStopping and
-        StorageFailed.
+        Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdReused, InsufficientBalance,
+        ServerStopping and StorageFailed.
         """
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
@@ -170,6 +171,7 @@ class Runs:
         digest = digest_request(request)
         record = await self._find_earlier(principal, request.request_id, digest)
         if record is None:
+            await self._dependencies.check_balance(principal)
             evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
             address = ForkAddress(
                 run_id=ids.new_uuid7(self._dependencies.clock.now_ns()),
@@ -235,6 +237,10 @@ class Runs:
     def _refuse_while_draining(self) -> None:
         if self._supervisor.is_draining:
             raise ServerStopping("The server is stopping and accepts no new runs. Try again at another server.")
+
+    async def check_balance(self, principal: Principal) -> None:
+        """Raise InsufficientBalance if nothing is left of the account that pays for a principal's runs."""
+        await self._dependencies.check_balance(principal)
 
     # Reading
 

@@ -9,6 +9,7 @@ from bough_server.engine.execution import Execution
 from bough_server.engine.files import SessionFiles
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
+from bough_server.engine.limits import SharedLimit
 from bough_server.engine.recorder import Recorder
 from bough_server.engine.run_log import log_start
 from bough_server.errors import RunError
@@ -70,7 +71,9 @@ class Launcher:
             started=log[0],
             session=session,
         )
-        execution = self._build_execution(run_row, facts, Journal(log))
+        accounts = self._dependencies.accounts
+        account = None if accounts is None else accounts.open(run_row.principal, log)
+        execution = self._build_execution(run_row, facts, Journal(log), account)
         execution.spans[""] = traced
         live = LiveRun(
             run_row,
@@ -85,9 +88,14 @@ class Launcher:
         deadline = fold_run_state(execution.journal.of_the_run).deadline_ns
         bounds = [deadline_bound(deadline, self._dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall_bounds(execution, resolver, is_queued=is_queued))
+        if account is not None:
+            assert live.task is not None, "it has been launched"
+            live.task.add_done_callback(lambda _: account.close())
         return live
 
-    def _build_execution(self, run_row: RunRow, facts: RunInfo, journal: Journal) -> Execution:
+    def _build_execution(
+        self, run_row: RunRow, facts: RunInfo, journal: Journal, shared_limit: SharedLimit | None
+    ) -> Execution:
         dependencies = self._dependencies
         recorder = Recorder(
             dependencies.store.log,
@@ -95,6 +103,7 @@ class Launcher:
             epoch=run_row.epoch,
             last_sequence=run_row.run.last_sequence,
             clock=dependencies.clock,
+            shared_limit=shared_limit,
         )
         return Execution(
             facts,
@@ -112,6 +121,7 @@ class Launcher:
                 run_row.run.session_id,
                 most=dependencies.max_files_bytes,
             ),
+            shared_limit=shared_limit,
         )
 
     def _wall_bounds(self, execution: Execution, resolver: Resolver, *, is_queued: bool) -> list[Bound]:

@@ -183,7 +183,7 @@ class RunFold:
             self._shared = []
         self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
         self._calls = []
-        self._charges.start_fork()
+        self._charges.apply(event, events.RUN_FORKED)
         self._add_entry(event, kind=LineKind.START)
         self._message_root = self._address.run_id  # from here on ids must differ from those of the origin
         self._shared_position = self._position

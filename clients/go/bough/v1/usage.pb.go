@@ -694,6 +694,189 @@ func (x *UsageEntry) GetEstimated() bool {
 	return false
 }
 
+// An account, by which runs are paid in advance. It begins with its first adjustment.
+type Account struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The user whose runs it pays for; empty if accounts are those of tenants.
+	UserId string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// The sum of its adjustments less the charges since the first of them, in billionths of currency_code. It is below zero by what
+	// calls cost beyond what they had reserved.
+	BalanceNanos int64 `protobuf:"varint,2,opt,name=balance_nanos,json=balanceNanos,proto3" json:"balance_nanos,omitempty"`
+	// The ISO 4217 code of its currency: that of the server's prices.
+	CurrencyCode string `protobuf:"bytes,3,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
+	// What model calls in flight have reserved of the balance, as far as this server makes them.
+	ReservedNanos int64 `protobuf:"varint,4,opt,name=reserved_nanos,json=reservedNanos,proto3" json:"reserved_nanos,omitempty"`
+	// When the sums were read.
+	AsOfTime      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=as_of_time,json=asOfTime,proto3" json:"as_of_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Account) Reset() {
+	*x = Account{}
+	mi := &file_bough_v1_usage_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Account) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Account) ProtoMessage() {}
+
+func (x *Account) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Account.ProtoReflect.Descriptor instead.
+func (*Account) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Account) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *Account) GetBalanceNanos() int64 {
+	if x != nil {
+		return x.BalanceNanos
+	}
+	return 0
+}
+
+func (x *Account) GetCurrencyCode() string {
+	if x != nil {
+		return x.CurrencyCode
+	}
+	return ""
+}
+
+func (x *Account) GetReservedNanos() int64 {
+	if x != nil {
+		return x.ReservedNanos
+	}
+	return 0
+}
+
+func (x *Account) GetAsOfTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOfTime
+	}
+	return nil
+}
+
+// A change of a balance, such as a payment. It is never edited.
+type Adjustment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The caller's name for it, unique in its account.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The user of the account; empty if accounts are those of tenants.
+	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// What it adds to the balance, or takes from it if it is below zero, in billionths of currency_code.
+	AmountNanos int64 `protobuf:"varint,3,opt,name=amount_nanos,json=amountNanos,proto3" json:"amount_nanos,omitempty"`
+	// The ISO 4217 code of its currency.
+	CurrencyCode string `protobuf:"bytes,4,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
+	// What the caller noted about it.
+	Note string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
+	// When it was made.
+	Time *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
+	// The user who made it.
+	MadeBy        string `protobuf:"bytes,7,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Adjustment) Reset() {
+	*x = Adjustment{}
+	mi := &file_bough_v1_usage_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Adjustment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Adjustment) ProtoMessage() {}
+
+func (x *Adjustment) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Adjustment.ProtoReflect.Descriptor instead.
+func (*Adjustment) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Adjustment) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *Adjustment) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *Adjustment) GetAmountNanos() int64 {
+	if x != nil {
+		return x.AmountNanos
+	}
+	return 0
+}
+
+func (x *Adjustment) GetCurrencyCode() string {
+	if x != nil {
+		return x.CurrencyCode
+	}
+	return ""
+}
+
+func (x *Adjustment) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *Adjustment) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Adjustment) GetMadeBy() string {
+	if x != nil {
+		return x.MadeBy
+	}
+	return ""
+}
+
 // A quota in force, and how much of it is used.
 type QuotaStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -717,7 +900,7 @@ type QuotaStatus struct {
 
 func (x *QuotaStatus) Reset() {
 	*x = QuotaStatus{}
-	mi := &file_bough_v1_usage_proto_msgTypes[4]
+	mi := &file_bough_v1_usage_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +912,7 @@ func (x *QuotaStatus) String() string {
 func (*QuotaStatus) ProtoMessage() {}
 
 func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_usage_proto_msgTypes[4]
+	mi := &file_bough_v1_usage_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +925,7 @@ func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaStatus.ProtoReflect.Descriptor instead.
 func (*QuotaStatus) Descriptor() ([]byte, []int) {
-	return file_bough_v1_usage_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_usage_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *QuotaStatus) GetKind() QuotaKind {
@@ -857,7 +1040,24 @@ const file_bough_v1_usage_proto_rawDesc = "" +
 	"\fcharge_nanos\x18\n" +
 	" \x01(\x03R\vchargeNanos\x12#\n" +
 	"\rcurrency_code\x18\v \x01(\tR\fcurrencyCode\x12\x1c\n" +
-	"\testimated\x18\f \x01(\bR\testimated\"\xd9\x01\n" +
+	"\testimated\x18\f \x01(\bR\testimated\"\xcd\x01\n" +
+	"\aAccount\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12#\n" +
+	"\rbalance_nanos\x18\x02 \x01(\x03R\fbalanceNanos\x12#\n" +
+	"\rcurrency_code\x18\x03 \x01(\tR\fcurrencyCode\x12%\n" +
+	"\x0ereserved_nanos\x18\x04 \x01(\x03R\rreservedNanos\x128\n" +
+	"\n" +
+	"as_of_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\basOfTime\"\xe9\x01\n" +
+	"\n" +
+	"Adjustment\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\x12!\n" +
+	"\famount_nanos\x18\x03 \x01(\x03R\vamountNanos\x12#\n" +
+	"\rcurrency_code\x18\x04 \x01(\tR\fcurrencyCode\x12\x12\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\x12.\n" +
+	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x17\n" +
+	"\amade_by\x18\a \x01(\tR\x06madeBy\"\xd9\x01\n" +
 	"\vQuotaStatus\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.bough.v1.QuotaKindR\x04kind\x12\x17\n" +
 	"\auser_id\x18\x02 \x01(\tR\x06userId\x12\x14\n" +
@@ -897,7 +1097,7 @@ func file_bough_v1_usage_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_usage_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_bough_v1_usage_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_bough_v1_usage_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_bough_v1_usage_proto_goTypes = []any{
 	(UsageDimension)(0),           // 0: bough.v1.UsageDimension
 	(QuotaKind)(0),                // 1: bough.v1.QuotaKind
@@ -905,22 +1105,26 @@ var file_bough_v1_usage_proto_goTypes = []any{
 	(*UsageFilter)(nil),           // 3: bough.v1.UsageFilter
 	(*UsageGroup)(nil),            // 4: bough.v1.UsageGroup
 	(*UsageEntry)(nil),            // 5: bough.v1.UsageEntry
-	(*QuotaStatus)(nil),           // 6: bough.v1.QuotaStatus
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*Account)(nil),               // 6: bough.v1.Account
+	(*Adjustment)(nil),            // 7: bough.v1.Adjustment
+	(*QuotaStatus)(nil),           // 8: bough.v1.QuotaStatus
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
 }
 var file_bough_v1_usage_proto_depIdxs = []int32{
-	7, // 0: bough.v1.UsageFilter.time_from:type_name -> google.protobuf.Timestamp
-	7, // 1: bough.v1.UsageFilter.time_before:type_name -> google.protobuf.Timestamp
+	9, // 0: bough.v1.UsageFilter.time_from:type_name -> google.protobuf.Timestamp
+	9, // 1: bough.v1.UsageFilter.time_before:type_name -> google.protobuf.Timestamp
 	2, // 2: bough.v1.UsageGroup.usage:type_name -> bough.v1.Usage
-	7, // 3: bough.v1.UsageEntry.time:type_name -> google.protobuf.Timestamp
+	9, // 3: bough.v1.UsageEntry.time:type_name -> google.protobuf.Timestamp
 	2, // 4: bough.v1.UsageEntry.usage:type_name -> bough.v1.Usage
-	1, // 5: bough.v1.QuotaStatus.kind:type_name -> bough.v1.QuotaKind
-	7, // 6: bough.v1.QuotaStatus.reset_time:type_name -> google.protobuf.Timestamp
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	9, // 5: bough.v1.Account.as_of_time:type_name -> google.protobuf.Timestamp
+	9, // 6: bough.v1.Adjustment.time:type_name -> google.protobuf.Timestamp
+	1, // 7: bough.v1.QuotaStatus.kind:type_name -> bough.v1.QuotaKind
+	9, // 8: bough.v1.QuotaStatus.reset_time:type_name -> google.protobuf.Timestamp
+	9, // [9:9] is the sub-list for method output_type
+	9, // [9:9] is the sub-list for method input_type
+	9, // [9:9] is the sub-list for extension type_name
+	9, // [9:9] is the sub-list for extension extendee
+	0, // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_usage_proto_init() }
@@ -935,7 +1139,7 @@ func file_bough_v1_usage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_usage_proto_rawDesc), len(file_bough_v1_usage_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -272,6 +272,355 @@ func (x *ListUsageEntriesResponse) GetNextPageToken() string {
 	return ""
 }
 
+// Asks for an account.
+type GetAccountRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The user whose account it is; empty for the caller's, or the tenant's if accounts are those of tenants.
+	UserId        string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAccountRequest) Reset() {
+	*x = GetAccountRequest{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAccountRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAccountRequest) ProtoMessage() {}
+
+func (x *GetAccountRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAccountRequest.ProtoReflect.Descriptor instead.
+func (*GetAccountRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *GetAccountRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+// An account.
+type GetAccountResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The account, whose sums were read for this call.
+	Account       *Account `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAccountResponse) Reset() {
+	*x = GetAccountResponse{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAccountResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAccountResponse) ProtoMessage() {}
+
+func (x *GetAccountResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAccountResponse.ProtoReflect.Descriptor instead.
+func (*GetAccountResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *GetAccountResponse) GetAccount() *Account {
+	if x != nil {
+		return x.Account
+	}
+	return nil
+}
+
+// Changes a balance.
+type AdjustBalanceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The caller's name for this adjustment, in visible ASCII characters, unique in its account for ever: such as the id of a payment.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The user whose account it is; empty for the tenant's account, if accounts are those of tenants.
+	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// What is added to the balance, or taken from it if it is below zero, in billionths of currency_code. All adjustments of an account
+	// add up to 2^63 - 1 at most.
+	AmountNanos int64 `protobuf:"varint,3,opt,name=amount_nanos,json=amountNanos,proto3" json:"amount_nanos,omitempty"`
+	// The ISO 4217 code of the currency of the server's prices; no other one is accepted.
+	CurrencyCode string `protobuf:"bytes,4,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
+	// A note for who reads the adjustments.
+	Note          string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdjustBalanceRequest) Reset() {
+	*x = AdjustBalanceRequest{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdjustBalanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdjustBalanceRequest) ProtoMessage() {}
+
+func (x *AdjustBalanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdjustBalanceRequest.ProtoReflect.Descriptor instead.
+func (*AdjustBalanceRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AdjustBalanceRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AdjustBalanceRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *AdjustBalanceRequest) GetAmountNanos() int64 {
+	if x != nil {
+		return x.AmountNanos
+	}
+	return 0
+}
+
+func (x *AdjustBalanceRequest) GetCurrencyCode() string {
+	if x != nil {
+		return x.CurrencyCode
+	}
+	return ""
+}
+
+func (x *AdjustBalanceRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+// A changed balance.
+type AdjustBalanceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The account with this adjustment.
+	Account *Account `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
+	// The adjustment, as it was made the first time.
+	Adjustment    *Adjustment `protobuf:"bytes,2,opt,name=adjustment,proto3" json:"adjustment,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdjustBalanceResponse) Reset() {
+	*x = AdjustBalanceResponse{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdjustBalanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdjustBalanceResponse) ProtoMessage() {}
+
+func (x *AdjustBalanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdjustBalanceResponse.ProtoReflect.Descriptor instead.
+func (*AdjustBalanceResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AdjustBalanceResponse) GetAccount() *Account {
+	if x != nil {
+		return x.Account
+	}
+	return nil
+}
+
+func (x *AdjustBalanceResponse) GetAdjustment() *Adjustment {
+	if x != nil {
+		return x.Adjustment
+	}
+	return nil
+}
+
+// Asks for a page of adjustments.
+type ListAdjustmentsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The most adjustments of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before of the same account; empty for the first page.
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// The user whose account it is; empty for the caller's, or the tenant's if accounts are those of tenants.
+	UserId        string `protobuf:"bytes,3,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAdjustmentsRequest) Reset() {
+	*x = ListAdjustmentsRequest{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAdjustmentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAdjustmentsRequest) ProtoMessage() {}
+
+func (x *ListAdjustmentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAdjustmentsRequest.ProtoReflect.Descriptor instead.
+func (*ListAdjustmentsRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ListAdjustmentsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAdjustmentsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAdjustmentsRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+// A page of adjustments.
+type ListAdjustmentsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The adjustments, in descending order of time.
+	Adjustments []*Adjustment `protobuf:"bytes,1,rep,name=adjustments,proto3" json:"adjustments,omitempty"`
+	// The token of the next page; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAdjustmentsResponse) Reset() {
+	*x = ListAdjustmentsResponse{}
+	mi := &file_bough_v1_usage_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAdjustmentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAdjustmentsResponse) ProtoMessage() {}
+
+func (x *ListAdjustmentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_usage_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAdjustmentsResponse.ProtoReflect.Descriptor instead.
+func (*ListAdjustmentsResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ListAdjustmentsResponse) GetAdjustments() []*Adjustment {
+	if x != nil {
+		return x.Adjustments
+	}
+	return nil
+}
+
+func (x *ListAdjustmentsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 // Asks for quotas.
 type GetQuotasRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -283,7 +632,7 @@ type GetQuotasRequest struct {
 
 func (x *GetQuotasRequest) Reset() {
 	*x = GetQuotasRequest{}
-	mi := &file_bough_v1_usage_service_proto_msgTypes[4]
+	mi := &file_bough_v1_usage_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -295,7 +644,7 @@ func (x *GetQuotasRequest) String() string {
 func (*GetQuotasRequest) ProtoMessage() {}
 
 func (x *GetQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_usage_service_proto_msgTypes[4]
+	mi := &file_bough_v1_usage_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -308,7 +657,7 @@ func (x *GetQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotasRequest.ProtoReflect.Descriptor instead.
 func (*GetQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetQuotasRequest) GetUserId() string {
@@ -330,7 +679,7 @@ type GetQuotasResponse struct {
 
 func (x *GetQuotasResponse) Reset() {
 	*x = GetQuotasResponse{}
-	mi := &file_bough_v1_usage_service_proto_msgTypes[5]
+	mi := &file_bough_v1_usage_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -342,7 +691,7 @@ func (x *GetQuotasResponse) String() string {
 func (*GetQuotasResponse) ProtoMessage() {}
 
 func (x *GetQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_usage_service_proto_msgTypes[5]
+	mi := &file_bough_v1_usage_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -355,7 +704,7 @@ func (x *GetQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotasResponse.ProtoReflect.Descriptor instead.
 func (*GetQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_usage_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetQuotasResponse) GetQuotas() []*QuotaStatus {
@@ -386,15 +735,44 @@ const file_bough_v1_usage_service_proto_rawDesc = "" +
 	"\x06filter\x18\x03 \x01(\v2\x15.bough.v1.UsageFilterR\x06filter\"r\n" +
 	"\x18ListUsageEntriesResponse\x12.\n" +
 	"\aentries\x18\x01 \x03(\v2\x14.bough.v1.UsageEntryR\aentries\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\",\n" +
+	"\x11GetAccountRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\"A\n" +
+	"\x12GetAccountResponse\x12+\n" +
+	"\aaccount\x18\x01 \x01(\v2\x11.bough.v1.AccountR\aaccount\"\xaa\x01\n" +
+	"\x14AdjustBalanceRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x17\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\x12!\n" +
+	"\famount_nanos\x18\x03 \x01(\x03R\vamountNanos\x12#\n" +
+	"\rcurrency_code\x18\x04 \x01(\tR\fcurrencyCode\x12\x12\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\"z\n" +
+	"\x15AdjustBalanceResponse\x12+\n" +
+	"\aaccount\x18\x01 \x01(\v2\x11.bough.v1.AccountR\aaccount\x124\n" +
+	"\n" +
+	"adjustment\x18\x02 \x01(\v2\x14.bough.v1.AdjustmentR\n" +
+	"adjustment\"m\n" +
+	"\x16ListAdjustmentsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x17\n" +
+	"\auser_id\x18\x03 \x01(\tR\x06userId\"y\n" +
+	"\x17ListAdjustmentsResponse\x126\n" +
+	"\vadjustments\x18\x01 \x03(\v2\x14.bough.v1.AdjustmentR\vadjustments\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"+\n" +
 	"\x10GetQuotasRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\"B\n" +
 	"\x11GetQuotasResponse\x12-\n" +
-	"\x06quotas\x18\x01 \x03(\v2\x15.bough.v1.QuotaStatusR\x06quotas2\x8a\x02\n" +
+	"\x06quotas\x18\x01 \x03(\v2\x15.bough.v1.QuotaStatusR\x06quotas2\x98\x04\n" +
 	"\fUsageService\x12I\n" +
 	"\bGetUsage\x12\x19.bough.v1.GetUsageRequest\x1a\x1a.bough.v1.GetUsageResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12a\n" +
 	"\x10ListUsageEntries\x12!.bough.v1.ListUsageEntriesRequest\x1a\".bough.v1.ListUsageEntriesResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12L\n" +
-	"\tGetQuotas\x12\x1a.bough.v1.GetQuotasRequest\x1a\x1b.bough.v1.GetQuotasResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B[\n" +
+	"\tGetQuotas\x12\x1a.bough.v1.GetQuotasRequest\x1a\x1b.bough.v1.GetQuotasResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n" +
+	"\n" +
+	"GetAccount\x12\x1b.bough.v1.GetAccountRequest\x1a\x1c.bough.v1.GetAccountResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12[\n" +
+	"\rAdjustBalance\x12\x1e.bough.v1.AdjustBalanceRequest\x1a\x1f.bough.v1.AdjustBalanceResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
+	"\x01\x04\x12^\n" +
+	"\x0fListAdjustments\x12 .bough.v1.ListAdjustmentsRequest\x1a!.bough.v1.ListAdjustmentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B[\n" +
 	"\fdev.bough.v1B\x11UsageServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -409,38 +787,56 @@ func file_bough_v1_usage_service_proto_rawDescGZIP() []byte {
 	return file_bough_v1_usage_service_proto_rawDescData
 }
 
-var file_bough_v1_usage_service_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_bough_v1_usage_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_bough_v1_usage_service_proto_goTypes = []any{
 	(*GetUsageRequest)(nil),          // 0: bough.v1.GetUsageRequest
 	(*GetUsageResponse)(nil),         // 1: bough.v1.GetUsageResponse
 	(*ListUsageEntriesRequest)(nil),  // 2: bough.v1.ListUsageEntriesRequest
 	(*ListUsageEntriesResponse)(nil), // 3: bough.v1.ListUsageEntriesResponse
-	(*GetQuotasRequest)(nil),         // 4: bough.v1.GetQuotasRequest
-	(*GetQuotasResponse)(nil),        // 5: bough.v1.GetQuotasResponse
-	(*UsageFilter)(nil),              // 6: bough.v1.UsageFilter
-	(UsageDimension)(0),              // 7: bough.v1.UsageDimension
-	(*UsageGroup)(nil),               // 8: bough.v1.UsageGroup
-	(*UsageEntry)(nil),               // 9: bough.v1.UsageEntry
-	(*QuotaStatus)(nil),              // 10: bough.v1.QuotaStatus
+	(*GetAccountRequest)(nil),        // 4: bough.v1.GetAccountRequest
+	(*GetAccountResponse)(nil),       // 5: bough.v1.GetAccountResponse
+	(*AdjustBalanceRequest)(nil),     // 6: bough.v1.AdjustBalanceRequest
+	(*AdjustBalanceResponse)(nil),    // 7: bough.v1.AdjustBalanceResponse
+	(*ListAdjustmentsRequest)(nil),   // 8: bough.v1.ListAdjustmentsRequest
+	(*ListAdjustmentsResponse)(nil),  // 9: bough.v1.ListAdjustmentsResponse
+	(*GetQuotasRequest)(nil),         // 10: bough.v1.GetQuotasRequest
+	(*GetQuotasResponse)(nil),        // 11: bough.v1.GetQuotasResponse
+	(*UsageFilter)(nil),              // 12: bough.v1.UsageFilter
+	(UsageDimension)(0),              // 13: bough.v1.UsageDimension
+	(*UsageGroup)(nil),               // 14: bough.v1.UsageGroup
+	(*UsageEntry)(nil),               // 15: bough.v1.UsageEntry
+	(*Account)(nil),                  // 16: bough.v1.Account
+	(*Adjustment)(nil),               // 17: bough.v1.Adjustment
+	(*QuotaStatus)(nil),              // 18: bough.v1.QuotaStatus
 }
 var file_bough_v1_usage_service_proto_depIdxs = []int32{
-	6,  // 0: bough.v1.GetUsageRequest.filter:type_name -> bough.v1.UsageFilter
-	7,  // 1: bough.v1.GetUsageRequest.group_by:type_name -> bough.v1.UsageDimension
-	8,  // 2: bough.v1.GetUsageResponse.groups:type_name -> bough.v1.UsageGroup
-	6,  // 3: bough.v1.ListUsageEntriesRequest.filter:type_name -> bough.v1.UsageFilter
-	9,  // 4: bough.v1.ListUsageEntriesResponse.entries:type_name -> bough.v1.UsageEntry
-	10, // 5: bough.v1.GetQuotasResponse.quotas:type_name -> bough.v1.QuotaStatus
-	0,  // 6: bough.v1.UsageService.GetUsage:input_type -> bough.v1.GetUsageRequest
-	2,  // 7: bough.v1.UsageService.ListUsageEntries:input_type -> bough.v1.ListUsageEntriesRequest
-	4,  // 8: bough.v1.UsageService.GetQuotas:input_type -> bough.v1.GetQuotasRequest
-	1,  // 9: bough.v1.UsageService.GetUsage:output_type -> bough.v1.GetUsageResponse
-	3,  // 10: bough.v1.UsageService.ListUsageEntries:output_type -> bough.v1.ListUsageEntriesResponse
-	5,  // 11: bough.v1.UsageService.GetQuotas:output_type -> bough.v1.GetQuotasResponse
-	9,  // [9:12] is the sub-list for method output_type
-	6,  // [6:9] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	12, // 0: bough.v1.GetUsageRequest.filter:type_name -> bough.v1.UsageFilter
+	13, // 1: bough.v1.GetUsageRequest.group_by:type_name -> bough.v1.UsageDimension
+	14, // 2: bough.v1.GetUsageResponse.groups:type_name -> bough.v1.UsageGroup
+	12, // 3: bough.v1.ListUsageEntriesRequest.filter:type_name -> bough.v1.UsageFilter
+	15, // 4: bough.v1.ListUsageEntriesResponse.entries:type_name -> bough.v1.UsageEntry
+	16, // 5: bough.v1.GetAccountResponse.account:type_name -> bough.v1.Account
+	16, // 6: bough.v1.AdjustBalanceResponse.account:type_name -> bough.v1.Account
+	17, // 7: bough.v1.AdjustBalanceResponse.adjustment:type_name -> bough.v1.Adjustment
+	17, // 8: bough.v1.ListAdjustmentsResponse.adjustments:type_name -> bough.v1.Adjustment
+	18, // 9: bough.v1.GetQuotasResponse.quotas:type_name -> bough.v1.QuotaStatus
+	0,  // 10: bough.v1.UsageService.GetUsage:input_type -> bough.v1.GetUsageRequest
+	2,  // 11: bough.v1.UsageService.ListUsageEntries:input_type -> bough.v1.ListUsageEntriesRequest
+	10, // 12: bough.v1.UsageService.GetQuotas:input_type -> bough.v1.GetQuotasRequest
+	4,  // 13: bough.v1.UsageService.GetAccount:input_type -> bough.v1.GetAccountRequest
+	6,  // 14: bough.v1.UsageService.AdjustBalance:input_type -> bough.v1.AdjustBalanceRequest
+	8,  // 15: bough.v1.UsageService.ListAdjustments:input_type -> bough.v1.ListAdjustmentsRequest
+	1,  // 16: bough.v1.UsageService.GetUsage:output_type -> bough.v1.GetUsageResponse
+	3,  // 17: bough.v1.UsageService.ListUsageEntries:output_type -> bough.v1.ListUsageEntriesResponse
+	11, // 18: bough.v1.UsageService.GetQuotas:output_type -> bough.v1.GetQuotasResponse
+	5,  // 19: bough.v1.UsageService.GetAccount:output_type -> bough.v1.GetAccountResponse
+	7,  // 20: bough.v1.UsageService.AdjustBalance:output_type -> bough.v1.AdjustBalanceResponse
+	9,  // 21: bough.v1.UsageService.ListAdjustments:output_type -> bough.v1.ListAdjustmentsResponse
+	16, // [16:22] is the sub-list for method output_type
+	10, // [10:16] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_usage_service_proto_init() }
@@ -456,7 +852,7 @@ func file_bough_v1_usage_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_usage_service_proto_rawDesc), len(file_bough_v1_usage_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

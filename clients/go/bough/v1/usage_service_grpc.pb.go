@@ -24,6 +24,9 @@ const (
 	UsageService_GetUsage_FullMethodName         = "/bough.v1.UsageService/GetUsage"
 	UsageService_ListUsageEntries_FullMethodName = "/bough.v1.UsageService/ListUsageEntries"
 	UsageService_GetQuotas_FullMethodName        = "/bough.v1.UsageService/GetQuotas"
+	UsageService_GetAccount_FullMethodName       = "/bough.v1.UsageService/GetAccount"
+	UsageService_AdjustBalance_FullMethodName    = "/bough.v1.UsageService/AdjustBalance"
+	UsageService_ListAdjustments_FullMethodName  = "/bough.v1.UsageService/ListAdjustments"
 )
 
 // UsageServiceClient is the client API for UsageService service.
@@ -41,6 +44,14 @@ type UsageServiceClient interface {
 	ListUsageEntries(ctx context.Context, in *ListUsageEntriesRequest, opts ...grpc.CallOption) (*ListUsageEntriesResponse, error)
 	// Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user.
 	GetQuotas(ctx context.Context, in *GetQuotasRequest, opts ...grpc.CallOption) (*GetQuotasResponse, error)
+	// Returns an account: the caller's, or with READ, ADMIN or BILLING any of its tenant. One that has not begun has a balance of 0.
+	// FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+	GetAccount(ctx context.Context, in *GetAccountRequest, opts ...grpc.CallOption) (*GetAccountResponse, error)
+	// Changes the balance of an account, once for each request_id: the same request again changes nothing, and one with other content is
+	// ALREADY_EXISTS (REQUEST_ID_REUSED). FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+	AdjustBalance(ctx context.Context, in *AdjustBalanceRequest, opts ...grpc.CallOption) (*AdjustBalanceResponse, error)
+	// Lists the adjustments of an account, newest first, for those who may see the account.
+	ListAdjustments(ctx context.Context, in *ListAdjustmentsRequest, opts ...grpc.CallOption) (*ListAdjustmentsResponse, error)
 }
 
 type usageServiceClient struct {
@@ -81,6 +92,36 @@ func (c *usageServiceClient) GetQuotas(ctx context.Context, in *GetQuotasRequest
 	return out, nil
 }
 
+func (c *usageServiceClient) GetAccount(ctx context.Context, in *GetAccountRequest, opts ...grpc.CallOption) (*GetAccountResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetAccountResponse)
+	err := c.cc.Invoke(ctx, UsageService_GetAccount_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *usageServiceClient) AdjustBalance(ctx context.Context, in *AdjustBalanceRequest, opts ...grpc.CallOption) (*AdjustBalanceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdjustBalanceResponse)
+	err := c.cc.Invoke(ctx, UsageService_AdjustBalance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *usageServiceClient) ListAdjustments(ctx context.Context, in *ListAdjustmentsRequest, opts ...grpc.CallOption) (*ListAdjustmentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAdjustmentsResponse)
+	err := c.cc.Invoke(ctx, UsageService_ListAdjustments_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // UsageServiceServer is the server API for UsageService service.
 // All implementations must embed UnimplementedUsageServiceServer
 // for forward compatibility.
@@ -96,6 +137,14 @@ type UsageServiceServer interface {
 	ListUsageEntries(context.Context, *ListUsageEntriesRequest) (*ListUsageEntriesResponse, error)
 	// Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user.
 	GetQuotas(context.Context, *GetQuotasRequest) (*GetQuotasResponse, error)
+	// Returns an account: the caller's, or with READ, ADMIN or BILLING any of its tenant. One that has not begun has a balance of 0.
+	// FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+	GetAccount(context.Context, *GetAccountRequest) (*GetAccountResponse, error)
+	// Changes the balance of an account, once for each request_id: the same request again changes nothing, and one with other content is
+	// ALREADY_EXISTS (REQUEST_ID_REUSED). FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+	AdjustBalance(context.Context, *AdjustBalanceRequest) (*AdjustBalanceResponse, error)
+	// Lists the adjustments of an account, newest first, for those who may see the account.
+	ListAdjustments(context.Context, *ListAdjustmentsRequest) (*ListAdjustmentsResponse, error)
 	mustEmbedUnimplementedUsageServiceServer()
 }
 
@@ -114,6 +163,15 @@ func (UnimplementedUsageServiceServer) ListUsageEntries(context.Context, *ListUs
 }
 func (UnimplementedUsageServiceServer) GetQuotas(context.Context, *GetQuotasRequest) (*GetQuotasResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetQuotas not implemented")
+}
+func (UnimplementedUsageServiceServer) GetAccount(context.Context, *GetAccountRequest) (*GetAccountResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAccount not implemented")
+}
+func (UnimplementedUsageServiceServer) AdjustBalance(context.Context, *AdjustBalanceRequest) (*AdjustBalanceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdjustBalance not implemented")
+}
+func (UnimplementedUsageServiceServer) ListAdjustments(context.Context, *ListAdjustmentsRequest) (*ListAdjustmentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAdjustments not implemented")
 }
 func (UnimplementedUsageServiceServer) mustEmbedUnimplementedUsageServiceServer() {}
 func (UnimplementedUsageServiceServer) testEmbeddedByValue()                      {}
@@ -190,6 +248,60 @@ func _UsageService_GetQuotas_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _UsageService_GetAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetAccountRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(UsageServiceServer).GetAccount(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: UsageService_GetAccount_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(UsageServiceServer).GetAccount(ctx, req.(*GetAccountRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _UsageService_AdjustBalance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdjustBalanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(UsageServiceServer).AdjustBalance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: UsageService_AdjustBalance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(UsageServiceServer).AdjustBalance(ctx, req.(*AdjustBalanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _UsageService_ListAdjustments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAdjustmentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(UsageServiceServer).ListAdjustments(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: UsageService_ListAdjustments_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(UsageServiceServer).ListAdjustments(ctx, req.(*ListAdjustmentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // UsageService_ServiceDesc is the grpc.ServiceDesc for UsageService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -208,6 +320,18 @@ var UsageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetQuotas",
 			Handler:    _UsageService_GetQuotas_Handler,
+		},
+		{
+			MethodName: "GetAccount",
+			Handler:    _UsageService_GetAccount_Handler,
+		},
+		{
+			MethodName: "AdjustBalance",
+			Handler:    _UsageService_AdjustBalance_Handler,
+		},
+		{
+			MethodName: "ListAdjustments",
+			Handler:    _UsageService_ListAdjustments_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

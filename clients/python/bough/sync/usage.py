@@ -1,4 +1,4 @@
-"""Usage of a server's runs, as its ledger has it: sums and single lines."""
+"""Usage of a server's runs, as its ledger has it, and the accounts that pay for it."""
 
 # Generated from bough/usage.py by `make proto`, which overwrites changes.
 
@@ -84,4 +84,47 @@ class SyncLedger:
         request = build(usage_service_pb2.ListUsageEntriesRequest, page_size=page_size, filter=wanted)
         return self._calls.pages(
             self._stub.ListUsageEntries, request, lambda response: response.entries, timeout=timeout
+        )
+
+    def get_account(self, user_id: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> usage_pb2.Account:
+        """Return the account of a user of the tenant; default: the caller's, or the tenant's if accounts are theirs.
+
+        Raises CallFailed: PERMISSION_DENIED, and FAILED_PRECONDITION if the server has no accounts.
+        """
+        request = build(usage_service_pb2.GetAccountRequest, user_id=user_id)
+        return self._calls.call(self._stub.GetAccount, request, timeout).account
+
+    def adjust_balance(
+        self,
+        amount_nanos: int,
+        *,
+        currency_code: str,
+        request_id: str,
+        user_id: str = "",
+        note: str = "",
+        timeout: Timeout = USE_CLIENT_DEFAULT,
+    ) -> usage_pb2.Account:
+        """Add an amount to an account, or take it if it is below 0, once for each request id; return the account.
+
+        The account is that of a user, or the tenant's if accounts are those of tenants. Raises AlreadyExists if the
+        request id was used with other content, InvalidRequest, and CallFailed with FAILED_PRECONDITION if the server
+        has no accounts.
+        """
+        request = build(
+            usage_service_pb2.AdjustBalanceRequest,
+            amount_nanos=amount_nanos,
+            currency_code=currency_code,
+            request_id=request_id,
+            user_id=user_id,
+            note=note,
+        )
+        return self._calls.call(self._stub.AdjustBalance, request, timeout).account
+
+    def list_adjustments(
+        self, user_id: str = "", *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> Iterator[usage_pb2.Adjustment]:
+        """List the adjustments of an account, newest first; the account is named as in `get_account`."""
+        request = build(usage_service_pb2.ListAdjustmentsRequest, page_size=page_size, user_id=user_id)
+        return self._calls.pages(
+            self._stub.ListAdjustments, request, lambda response: response.adjustments, timeout=timeout
         )

@@ -378,6 +378,96 @@ class UsageEntry(_message.Message):
 Global___UsageEntry: _TypeAlias = UsageEntry  # noqa: Y015
 
 @_typing.final
+class Account(_message.Message):
+    """An account, by which runs are paid in advance. It begins with its first adjustment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    BALANCE_NANOS_FIELD_NUMBER: _builtins.int
+    CURRENCY_CODE_FIELD_NUMBER: _builtins.int
+    RESERVED_NANOS_FIELD_NUMBER: _builtins.int
+    AS_OF_TIME_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.str
+    """The user whose runs it pays for; empty if accounts are those of tenants."""
+    balance_nanos: _builtins.int
+    """The sum of its adjustments less the charges since the first of them, in billionths of currency_code. It is below zero by what
+    calls cost beyond what they had reserved.
+    """
+    currency_code: _builtins.str
+    """The ISO 4217 code of its currency: that of the server's prices."""
+    reserved_nanos: _builtins.int
+    """What model calls in flight have reserved of the balance, as far as this server makes them."""
+    @_builtins.property
+    def as_of_time(self) -> _timestamp_pb2.Timestamp:
+        """When the sums were read."""
+
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.str = ...,
+        balance_nanos: _builtins.int = ...,
+        currency_code: _builtins.str = ...,
+        reserved_nanos: _builtins.int = ...,
+        as_of_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of_time", b"as_of_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_time", b"as_of_time", "balance_nanos", b"balance_nanos", "currency_code", b"currency_code", "reserved_nanos", b"reserved_nanos", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Account: _TypeAlias = Account  # noqa: Y015
+
+@_typing.final
+class Adjustment(_message.Message):
+    """A change of a balance, such as a payment. It is never edited."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    AMOUNT_NANOS_FIELD_NUMBER: _builtins.int
+    CURRENCY_CODE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    MADE_BY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The caller's name for it, unique in its account."""
+    user_id: _builtins.str
+    """The user of the account; empty if accounts are those of tenants."""
+    amount_nanos: _builtins.int
+    """What it adds to the balance, or takes from it if it is below zero, in billionths of currency_code."""
+    currency_code: _builtins.str
+    """The ISO 4217 code of its currency."""
+    note: _builtins.str
+    """What the caller noted about it."""
+    made_by: _builtins.str
+    """The user who made it."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        amount_nanos: _builtins.int = ...,
+        currency_code: _builtins.str = ...,
+        note: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        made_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nanos", b"amount_nanos", "currency_code", b"currency_code", "made_by", b"made_by", "note", b"note", "request_id", b"request_id", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adjustment: _TypeAlias = Adjustment  # noqa: Y015
+
+@_typing.final
 class QuotaStatus(_message.Message):
     """A quota in force, and how much of it is used."""
 

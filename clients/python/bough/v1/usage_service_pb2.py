@@ -26,7 +26,7 @@ from bough.v1 import options_pb2 as bough_dot_v1_dot_options__pb2
 from bough.v1 import usage_pb2 as bough_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62ough/v1/usage_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/options.proto\x1a\x14\x62ough/v1/usage.proto\"\xb1\x01\n\x0fGetUsageRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12-\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x15.bough.v1.UsageFilterR\x06\x66ilter\x12\x33\n\x08group_by\x18\x04 \x03(\x0e\x32\x18.bough.v1.UsageDimensionR\x07groupBy\"h\n\x10GetUsageResponse\x12,\n\x06groups\x18\x01 \x03(\x0b\x32\x14.bough.v1.UsageGroupR\x06groups\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x84\x01\n\x17ListUsageEntriesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12-\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x15.bough.v1.UsageFilterR\x06\x66ilter\"r\n\x18ListUsageEntriesResponse\x12.\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.bough.v1.UsageEntryR\x07\x65ntries\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"+\n\x10GetQuotasRequest\x12\x17\n\x07user_id\x18\x01 \x01(\tR\x06userId\"B\n\x11GetQuotasResponse\x12-\n\x06quotas\x18\x01 \x03(\x0b\x32\x15.bough.v1.QuotaStatusR\x06quotas2\x8a\x02\n\x0cUsageService\x12I\n\x08GetUsage\x12\x19.bough.v1.GetUsageRequest\x1a\x1a.bough.v1.GetUsageResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12\x61\n\x10ListUsageEntries\x12!.bough.v1.ListUsageEntriesRequest\x1a\".bough.v1.ListUsageEntriesResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12L\n\tGetQuotas\x12\x1a.bough.v1.GetQuotasRequest\x1a\x1b.bough.v1.GetQuotasResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x42[\n\x0c\x64\x65v.bough.v1B\x11UsageServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62ough/v1/usage_service.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/options.proto\x1a\x14\x62ough/v1/usage.proto\"\xb1\x01\n\x0fGetUsageRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12-\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x15.bough.v1.UsageFilterR\x06\x66ilter\x12\x33\n\x08group_by\x18\x04 \x03(\x0e\x32\x18.bough.v1.UsageDimensionR\x07groupBy\"h\n\x10GetUsageResponse\x12,\n\x06groups\x18\x01 \x03(\x0b\x32\x14.bough.v1.UsageGroupR\x06groups\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x84\x01\n\x17ListUsageEntriesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12-\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x15.bough.v1.UsageFilterR\x06\x66ilter\"r\n\x18ListUsageEntriesResponse\x12.\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.bough.v1.UsageEntryR\x07\x65ntries\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\",\n\x11GetAccountRequest\x12\x17\n\x07user_id\x18\x01 \x01(\tR\x06userId\"A\n\x12GetAccountResponse\x12+\n\x07\x61\x63\x63ount\x18\x01 \x01(\x0b\x32\x11.bough.v1.AccountR\x07\x61\x63\x63ount\"\xaa\x01\n\x14\x41\x64justBalanceRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x17\n\x07user_id\x18\x02 \x01(\tR\x06userId\x12!\n\x0c\x61mount_nanos\x18\x03 \x01(\x03R\x0b\x61mountNanos\x12#\n\rcurrency_code\x18\x04 \x01(\tR\x0c\x63urrencyCode\x12\x12\n\x04note\x18\x05 \x01(\tR\x04note\"z\n\x15\x41\x64justBalanceResponse\x12+\n\x07\x61\x63\x63ount\x18\x01 \x01(\x0b\x32\x11.bough.v1.AccountR\x07\x61\x63\x63ount\x12\x34\n\nadjustment\x18\x02 \x01(\x0b\x32\x14.bough.v1.AdjustmentR\nadjustment\"m\n\x16ListAdjustmentsRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\x12\x17\n\x07user_id\x18\x03 \x01(\tR\x06userId\"y\n\x17ListAdjustmentsResponse\x12\x36\n\x0b\x61\x64justments\x18\x01 \x03(\x0b\x32\x14.bough.v1.AdjustmentR\x0b\x61\x64justments\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"+\n\x10GetQuotasRequest\x12\x17\n\x07user_id\x18\x01 \x01(\tR\x06userId\"B\n\x11GetQuotasResponse\x12-\n\x06quotas\x18\x01 \x03(\x0b\x32\x15.bough.v1.QuotaStatusR\x06quotas2\x98\x04\n\x0cUsageService\x12I\n\x08GetUsage\x12\x19.bough.v1.GetUsageRequest\x1a\x1a.bough.v1.GetUsageResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12\x61\n\x10ListUsageEntries\x12!.bough.v1.ListUsageEntriesRequest\x1a\".bough.v1.ListUsageEntriesResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12L\n\tGetQuotas\x12\x1a.bough.v1.GetQuotasRequest\x1a\x1b.bough.v1.GetQuotasResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n\nGetAccount\x12\x1b.bough.v1.GetAccountRequest\x1a\x1c.bough.v1.GetAccountResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12[\n\rAdjustBalance\x12\x1e.bough.v1.AdjustBalanceRequest\x1a\x1f.bough.v1.AdjustBalanceResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n\x01\x04\x12^\n\x0fListAdjustments\x12 .bough.v1.ListAdjustmentsRequest\x1a!.bough.v1.ListAdjustmentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x42[\n\x0c\x64\x65v.bough.v1B\x11UsageServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGESERVICE'].methods_by_name['ListUsageEntries']._serialized_options = b'\242\240\346\364\002\000'
   _globals['_USAGESERVICE'].methods_by_name['GetQuotas']._loaded_options = None
   _globals['_USAGESERVICE'].methods_by_name['GetQuotas']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_USAGESERVICE'].methods_by_name['GetAccount']._loaded_options = None
+  _globals['_USAGESERVICE'].methods_by_name['GetAccount']._serialized_options = b'\242\240\346\364\002\000'
+  _globals['_USAGESERVICE'].methods_by_name['AdjustBalance']._loaded_options = None
+  _globals['_USAGESERVICE'].methods_by_name['AdjustBalance']._serialized_options = b'\242\240\346\364\002\003\n\001\004'
+  _globals['_USAGESERVICE'].methods_by_name['ListAdjustments']._loaded_options = None
+  _globals['_USAGESERVICE'].methods_by_name['ListAdjustments']._serialized_options = b'\242\240\346\364\002\000'
   _globals['_GETUSAGEREQUEST']._serialized_start=89
   _globals['_GETUSAGEREQUEST']._serialized_end=266
   _globals['_GETUSAGERESPONSE']._serialized_start=268
@@ -48,10 +54,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTUSAGEENTRIESREQUEST']._serialized_end=507
   _globals['_LISTUSAGEENTRIESRESPONSE']._serialized_start=509
   _globals['_LISTUSAGEENTRIESRESPONSE']._serialized_end=623
-  _globals['_GETQUOTASREQUEST']._serialized_start=625
-  _globals['_GETQUOTASREQUEST']._serialized_end=668
-  _globals['_GETQUOTASRESPONSE']._serialized_start=670
-  _globals['_GETQUOTASRESPONSE']._serialized_end=736
-  _globals['_USAGESERVICE']._serialized_start=739
-  _globals['_USAGESERVICE']._serialized_end=1005
+  _globals['_GETACCOUNTREQUEST']._serialized_start=625
+  _globals['_GETACCOUNTREQUEST']._serialized_end=669
+  _globals['_GETACCOUNTRESPONSE']._serialized_start=671
+  _globals['_GETACCOUNTRESPONSE']._serialized_end=736
+  _globals['_ADJUSTBALANCEREQUEST']._serialized_start=739
+  _globals['_ADJUSTBALANCEREQUEST']._serialized_end=909
+  _globals['_ADJUSTBALANCERESPONSE']._serialized_start=911
+  _globals['_ADJUSTBALANCERESPONSE']._serialized_end=1033
+  _globals['_LISTADJUSTMENTSREQUEST']._serialized_start=1035
+  _globals['_LISTADJUSTMENTSREQUEST']._serialized_end=1144
+  _globals['_LISTADJUSTMENTSRESPONSE']._serialized_start=1146
+  _globals['_LISTADJUSTMENTSRESPONSE']._serialized_end=1267
+  _globals['_GETQUOTASREQUEST']._serialized_start=1269
+  _globals['_GETQUOTASREQUEST']._serialized_end=1312
+  _globals['_GETQUOTASRESPONSE']._serialized_start=1314
+  _globals['_GETQUOTASRESPONSE']._serialized_end=1380
+  _globals['_USAGESERVICE']._serialized_start=1383
+  _globals['_USAGESERVICE']._serialized_end=1919
 # @@protoc_insertion_point(module_scope)

@@ -150,6 +150,180 @@ class ListUsageEntriesResponse(_message.Message):
 Global___ListUsageEntriesResponse: _TypeAlias = ListUsageEntriesResponse  # noqa: Y015
 
 @_typing.final
+class GetAccountRequest(_message.Message):
+    """Asks for an account."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.str
+    """The user whose account it is; empty for the caller's, or the tenant's if accounts are those of tenants."""
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAccountRequest: _TypeAlias = GetAccountRequest  # noqa: Y015
+
+@_typing.final
+class GetAccountResponse(_message.Message):
+    """An account."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def account(self) -> _usage_pb2.Account:
+        """The account, whose sums were read for this call."""
+
+    def __init__(
+        self,
+        *,
+        account: _usage_pb2.Account | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAccountResponse: _TypeAlias = GetAccountResponse  # noqa: Y015
+
+@_typing.final
+class AdjustBalanceRequest(_message.Message):
+    """Changes a balance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    AMOUNT_NANOS_FIELD_NUMBER: _builtins.int
+    CURRENCY_CODE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The caller's name for this adjustment, in visible ASCII characters, unique in its account for ever: such as the id of a payment."""
+    user_id: _builtins.str
+    """The user whose account it is; empty for the tenant's account, if accounts are those of tenants."""
+    amount_nanos: _builtins.int
+    """What is added to the balance, or taken from it if it is below zero, in billionths of currency_code. All adjustments of an account
+    add up to 2^63 - 1 at most.
+    """
+    currency_code: _builtins.str
+    """The ISO 4217 code of the currency of the server's prices; no other one is accepted."""
+    note: _builtins.str
+    """A note for who reads the adjustments."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        amount_nanos: _builtins.int = ...,
+        currency_code: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nanos", b"amount_nanos", "currency_code", b"currency_code", "note", b"note", "request_id", b"request_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdjustBalanceRequest: _TypeAlias = AdjustBalanceRequest  # noqa: Y015
+
+@_typing.final
+class AdjustBalanceResponse(_message.Message):
+    """A changed balance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    ADJUSTMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def account(self) -> _usage_pb2.Account:
+        """The account with this adjustment."""
+
+    @_builtins.property
+    def adjustment(self) -> _usage_pb2.Adjustment:
+        """The adjustment, as it was made the first time."""
+
+    def __init__(
+        self,
+        *,
+        account: _usage_pb2.Account | None = ...,
+        adjustment: _usage_pb2.Adjustment | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "adjustment", b"adjustment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "adjustment", b"adjustment"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdjustBalanceResponse: _TypeAlias = AdjustBalanceResponse  # noqa: Y015
+
+@_typing.final
+class ListAdjustmentsRequest(_message.Message):
+    """Asks for a page of adjustments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """The most adjustments of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB."""
+    page_token: _builtins.str
+    """next_page_token of the page before of the same account; empty for the first page."""
+    user_id: _builtins.str
+    """The user whose account it is; empty for the caller's, or the tenant's if accounts are those of tenants."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdjustmentsRequest: _TypeAlias = ListAdjustmentsRequest  # noqa: Y015
+
+@_typing.final
+class ListAdjustmentsResponse(_message.Message):
+    """A page of adjustments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADJUSTMENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """The token of the next page; empty on the last one."""
+    @_builtins.property
+    def adjustments(self) -> _containers.RepeatedCompositeFieldContainer[_usage_pb2.Adjustment]:
+        """The adjustments, in descending order of time."""
+
+    def __init__(
+        self,
+        *,
+        adjustments: _abc.Iterable[_usage_pb2.Adjustment] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adjustments", b"adjustments", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdjustmentsResponse: _TypeAlias = ListAdjustmentsResponse  # noqa: Y015
+
+@_typing.final
 class GetQuotasRequest(_message.Message):
     """Asks for quotas."""
 

@@ -53,6 +53,21 @@ class UsageServiceStub:
                 request_serializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasResponse.FromString,
                 _registered_method=True)
+        self.GetAccount = channel.unary_unary(
+                '/bough.v1.UsageService/GetAccount',
+                request_serializer=bough_dot_v1_dot_usage__service__pb2.GetAccountRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_usage__service__pb2.GetAccountResponse.FromString,
+                _registered_method=True)
+        self.AdjustBalance = channel.unary_unary(
+                '/bough.v1.UsageService/AdjustBalance',
+                request_serializer=bough_dot_v1_dot_usage__service__pb2.AdjustBalanceRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_usage__service__pb2.AdjustBalanceResponse.FromString,
+                _registered_method=True)
+        self.ListAdjustments = channel.unary_unary(
+                '/bough.v1.UsageService/ListAdjustments',
+                request_serializer=bough_dot_v1_dot_usage__service__pb2.ListAdjustmentsRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_usage__service__pb2.ListAdjustmentsResponse.FromString,
+                _registered_method=True)
 
 
 class UsageServiceServicer:
@@ -83,6 +98,29 @@ class UsageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAccount(self, request, context):
+        """Returns an account: the caller's, or with READ, ADMIN or BILLING any of its tenant. One that has not begun has a balance of 0.
+        FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdjustBalance(self, request, context):
+        """Changes the balance of an account, once for each request_id: the same request again changes nothing, and one with other content is
+        ALREADY_EXISTS (REQUEST_ID_REUSED). FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdjustments(self, request, context):
+        """Lists the adjustments of an account, newest first, for those who may see the account.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UsageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -100,6 +138,21 @@ def add_UsageServiceServicer_to_server(servicer, server):
                     servicer.GetQuotas,
                     request_deserializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasRequest.FromString,
                     response_serializer=bough_dot_v1_dot_usage__service__pb2.GetQuotasResponse.SerializeToString,
+            ),
+            'GetAccount': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAccount,
+                    request_deserializer=bough_dot_v1_dot_usage__service__pb2.GetAccountRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_usage__service__pb2.GetAccountResponse.SerializeToString,
+            ),
+            'AdjustBalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdjustBalance,
+                    request_deserializer=bough_dot_v1_dot_usage__service__pb2.AdjustBalanceRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_usage__service__pb2.AdjustBalanceResponse.SerializeToString,
+            ),
+            'ListAdjustments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdjustments,
+                    request_deserializer=bough_dot_v1_dot_usage__service__pb2.ListAdjustmentsRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_usage__service__pb2.ListAdjustmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -187,6 +240,87 @@ class UsageService:
             '/bough.v1.UsageService/GetQuotas',
             bough_dot_v1_dot_usage__service__pb2.GetQuotasRequest.SerializeToString,
             bough_dot_v1_dot_usage__service__pb2.GetQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAccount(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.UsageService/GetAccount',
+            bough_dot_v1_dot_usage__service__pb2.GetAccountRequest.SerializeToString,
+            bough_dot_v1_dot_usage__service__pb2.GetAccountResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdjustBalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.UsageService/AdjustBalance',
+            bough_dot_v1_dot_usage__service__pb2.AdjustBalanceRequest.SerializeToString,
+            bough_dot_v1_dot_usage__service__pb2.AdjustBalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdjustments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.UsageService/ListAdjustments',
+            bough_dot_v1_dot_usage__service__pb2.ListAdjustmentsRequest.SerializeToString,
+            bough_dot_v1_dot_usage__service__pb2.ListAdjustmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

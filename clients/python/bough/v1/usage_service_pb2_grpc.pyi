@@ -43,6 +43,16 @@ class UsageServiceStub:
     """Lists lines of the ledger, newest first. Starts of runs are not among them."""
     GetQuotas: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.GetQuotasRequest, _usage_service_pb2.GetQuotasResponse]
     """Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user."""
+    GetAccount: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.GetAccountRequest, _usage_service_pb2.GetAccountResponse]
+    """Returns an account: the caller's, or with READ, ADMIN or BILLING any of its tenant. One that has not begun has a balance of 0.
+    FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+    """
+    AdjustBalance: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.AdjustBalanceRequest, _usage_service_pb2.AdjustBalanceResponse]
+    """Changes the balance of an account, once for each request_id: the same request again changes nothing, and one with other content is
+    ALREADY_EXISTS (REQUEST_ID_REUSED). FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+    """
+    ListAdjustments: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.ListAdjustmentsRequest, _usage_service_pb2.ListAdjustmentsResponse]
+    """Lists the adjustments of an account, newest first, for those who may see the account."""
 
 @_typing.type_check_only
 class UsageServiceAsyncStub(UsageServiceStub):
@@ -59,6 +69,16 @@ class UsageServiceAsyncStub(UsageServiceStub):
     """Lists lines of the ledger, newest first. Starts of runs are not among them."""
     GetQuotas: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.GetQuotasRequest, _usage_service_pb2.GetQuotasResponse]  # type: ignore[assignment]
     """Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user."""
+    GetAccount: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.GetAccountRequest, _usage_service_pb2.GetAccountResponse]  # type: ignore[assignment]
+    """Returns an account: the caller's, or with READ, ADMIN or BILLING any of its tenant. One that has not begun has a balance of 0.
+    FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+    """
+    AdjustBalance: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.AdjustBalanceRequest, _usage_service_pb2.AdjustBalanceResponse]  # type: ignore[assignment]
+    """Changes the balance of an account, once for each request_id: the same request again changes nothing, and one with other content is
+    ALREADY_EXISTS (REQUEST_ID_REUSED). FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+    """
+    ListAdjustments: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.ListAdjustmentsRequest, _usage_service_pb2.ListAdjustmentsResponse]  # type: ignore[assignment]
+    """Lists the adjustments of an account, newest first, for those who may see the account."""
 
 class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads the ledger of usage. A caller sees its own user's usage, and with READ, ADMIN or BILLING that of its tenant.
@@ -90,5 +110,33 @@ class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_usage_service_pb2.GetQuotasResponse, _abc.Awaitable[_usage_service_pb2.GetQuotasResponse]]:
         """Returns the quotas in force: those of the caller's user and, with READ, ADMIN or BILLING, those of the tenant, or of another user."""
+
+    @_abc_1.abstractmethod
+    def GetAccount(
+        self,
+        request: _usage_service_pb2.GetAccountRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_usage_service_pb2.GetAccountResponse, _abc.Awaitable[_usage_service_pb2.GetAccountResponse]]:
+        """Returns an account: the caller's, or with READ, ADMIN or BILLING any of its tenant. One that has not begun has a balance of 0.
+        FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+        """
+
+    @_abc_1.abstractmethod
+    def AdjustBalance(
+        self,
+        request: _usage_service_pb2.AdjustBalanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_usage_service_pb2.AdjustBalanceResponse, _abc.Awaitable[_usage_service_pb2.AdjustBalanceResponse]]:
+        """Changes the balance of an account, once for each request_id: the same request again changes nothing, and one with other content is
+        ALREADY_EXISTS (REQUEST_ID_REUSED). FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdjustments(
+        self,
+        request: _usage_service_pb2.ListAdjustmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_usage_service_pb2.ListAdjustmentsResponse, _abc.Awaitable[_usage_service_pb2.ListAdjustmentsResponse]]:
+        """Lists the adjustments of an account, newest first, for those who may see the account."""
 
 def add_UsageServiceServicer_to_server(servicer: UsageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

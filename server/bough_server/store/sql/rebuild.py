@@ -82,12 +82,13 @@ def rebuild(connection: Connection) -> int:
 
     These are messages, usage entries, request ids, the rows of runs and evaluations, and the index of labels. Session
     states are rebuilt too, except those that a call has changed since, which are in no log. Usage entries of deleted
-    runs are kept.
+    runs are kept, and so are adjustments of accounts, which are in no log. Snapshots of accounts are made again later.
     """
     addresses = connection.execute(_ADDRESSES).all()
     for statement in _FORGET:
         connection.execute(statement)
     connection.execute(delete(tables.run_definitions))
+    connection.execute(delete(tables.account_snapshots))
     known = select(_runs.run_id)
     connection.execute(delete(tables.usage_entries).where(tables.usage_entries.c.run_id.in_(known)))
     # The index on request ids is unique: with stale ids left, a row could collide with one that is not restored yet.

@@ -6,6 +6,7 @@ from typing import Protocol, Self, TypeVar
 from sqlalchemy import Connection
 
 from bough_server.clock import Clock
+from bough_server.store.sql.accounts import SqlAccounts
 from bough_server.store.sql.agents import SqlAgents, SqlCatalog
 from bough_server.store.sql.blobs import SqlBlobs
 from bough_server.store.sql.evaluations import SqlEvaluations
@@ -65,6 +66,7 @@ class Store:
         self.blobs = SqlBlobs(readers)
         self.agents = SqlAgents(queue, readers, is_shared=is_shared)
         self.usage = SqlUsageLedger(readers)
+        self.accounts = SqlAccounts(queue, readers)
         self.leases = SqlLease(queue, readers, notifier, crashed=crashed, is_shared=is_shared)
         self.mailbox = SqlMailbox(queue, readers, notifier, clock)
         self.write_health = write_health

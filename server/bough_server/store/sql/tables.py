@@ -302,6 +302,38 @@ class UsageTable(_Row, table=True):
     charge_nanos: int | None
 
 
+class AdjustmentTable(_Row, table=True):
+    """An adjustment of the account of a user or, with an empty `user_id`, of a tenant; see StoredAdjustment."""
+
+    __tablename__ = "adjustments"
+    __table_args__ = (
+        Index("adjustments_newest_first", "tenant_id", "user_id", "time_ns", "request_id"),
+        {"sqlite_with_rowid": False},
+    )
+
+    tenant_id: str = Field(primary_key=True)
+    user_id: str = Field(primary_key=True)
+    request_id: str = Field(primary_key=True)
+    currency_code: str
+    amount_nanos: int
+    note: str
+    time_ns: int
+    made_by: str
+
+
+class SnapshotTable(_Row, table=True):
+    """The charges of an account from its first adjustment up to a time; an index, which can be made again."""
+
+    __tablename__ = "account_snapshots"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    tenant_id: str = Field(primary_key=True)
+    user_id: str = Field(primary_key=True)
+    currency_code: str = Field(primary_key=True)
+    before_ns: int = Field(primary_key=True)
+    charge_nanos: int
+
+
 class DefinitionTable(_Row, table=True):
     """A revision of an agent's definition; the key is a hash of its content."""
 
@@ -378,6 +410,8 @@ calls: Final[Table] = metadata.tables["calls"]
 blobs: Final[Table] = metadata.tables["blobs"]
 session_blobs: Final[Table] = metadata.tables["session_blobs"]
 usage_entries: Final[Table] = metadata.tables["usage_entries"]
+adjustments: Final[Table] = metadata.tables["adjustments"]
+account_snapshots: Final[Table] = metadata.tables["account_snapshots"]
 definitions: Final[Table] = metadata.tables["definitions"]
 run_definitions: Final[Table] = metadata.tables["run_definitions"]
 agents: Final[Table] = metadata.tables["agents"]

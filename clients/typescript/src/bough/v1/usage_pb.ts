@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/usage.proto.
  */
 export const file_bough_v1_usage: GenFile = /*@__PURE__*/
-  fileDesc("ChRib3VnaC92MS91c2FnZS5wcm90bxIIYm91Z2gudjEi4AMKBVVzYWdlEhkKDGlucHV0X3Rva2VucxgBIAEoA0gAiAEBEiAKE2NhY2hlZF9pbnB1dF90b2tlbnMYAiABKANIAYgBARIaCg1vdXRwdXRfdG9rZW5zGAMgASgDSAKIAQESHQoQcmVhc29uaW5nX3Rva2VucxgEIAEoA0gDiAEBEhkKDHRvdGFsX3Rva2VucxgFIAEoA0gEiAEBEhMKC21vZGVsX2NhbGxzGAYgASgFEiEKGW1vZGVsX2NhbGxzX3dpdGhvdXRfdXNhZ2UYByABKAUSEgoKdG9vbF9jYWxscxgIIAEoBRIXCgpjb3N0X25hbm9zGAkgASgDSAWIAQESFQoNY3VycmVuY3lfY29kZRgKIAEoCRIgChhtb2RlbF9jYWxsc193aXRob3V0X2Nvc3QYCyABKAUSHwoSY2FjaGVfd3JpdGVfdG9rZW5zGAwgASgDSAaIAQFCDwoNX2lucHV0X3Rva2Vuc0IWChRfY2FjaGVkX2lucHV0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0ITChFfcmVhc29uaW5nX3Rva2Vuc0IPCg1fdG90YWxfdG9rZW5zQg0KC19jb3N0X25hbm9zQhUKE19jYWNoZV93cml0ZV90b2tlbnMi1wEKC1VzYWdlRmlsdGVyEg8KB3VzZXJfaWQYASABKAkSEgoKc2Vzc2lvbl9pZBgCIAEoCRIOCgZydW5faWQYAyABKAkSFQoNaW52b2NhdGlvbl9pZBgEIAEoCRINCgVhZ2VudBgFIAEoCRINCgVtb2RlbBgGIAEoCRItCgl0aW1lX2Zyb20YByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3RpbWVfYmVmb3JlGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLeAQoKVXNhZ2VHcm91cBIPCgd1c2VyX2lkGAEgASgJEhIKCnNlc3Npb25faWQYAiABKAkSDgoGcnVuX2lkGAMgASgJEg0KBWFnZW50GAQgASgJEhUKDWludm9jYXRpb25faWQYBSABKAkSDQoFbW9kZWwYBiABKAkSCwoDZGF5GAcgASgJEgwKBHJ1bnMYCCABKAMSHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCSKSAgoKVXNhZ2VFbnRyeRIOCgZydW5faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSDwoHdXNlcl9pZBgDIAEoCRISCgpzZXNzaW9uX2lkGAQgASgJEg0KBWFnZW50GAUgASgJEhUKDWludm9jYXRpb25faWQYBiABKAkSDQoFbW9kZWwYByABKAkSKAoEdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCRIRCgllc3RpbWF0ZWQYDCABKAgipQEKC1F1b3RhU3RhdHVzEiEKBGtpbmQYASABKA4yEy5ib3VnaC52MS5RdW90YUtpbmQSDwoHdXNlcl9pZBgCIAEoCRINCgVsaW1pdBgDIAEoAxIMCgR1c2VkGAQgASgDEi4KCnJlc2V0X3RpbWUYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhUKDWN1cnJlbmN5X2NvZGUYBiABKAkq8AEKDlVzYWdlRGltZW5zaW9uEh8KG1VTQUdFX0RJTUVOU0lPTl9VTlNQRUNJRklFRBAAEhgKFFVTQUdFX0RJTUVOU0lPTl9VU0VSEAESGwoXVVNBR0VfRElNRU5TSU9OX1NFU1NJT04QAhIXChNVU0FHRV9ESU1FTlNJT05fUlVOEAMSGQoVVVNBR0VfRElNRU5TSU9OX0FHRU5UEAQSHgoaVVNBR0VfRElNRU5TSU9OX0lOVk9DQVRJT04QBRIZChVVU0FHRV9ESU1FTlNJT05fTU9ERUwQBhIXChNVU0FHRV9ESU1FTlNJT05fREFZEAcqqwEKCVF1b3RhS2luZBIaChZRVU9UQV9LSU5EX1VOU1BFQ0lGSUVEEAASHgoaUVVPVEFfS0lORF9DT05DVVJSRU5UX1JVTlMQARIeChpRVU9UQV9LSU5EX1JVTlNfUEVSX01JTlVURRACEh0KGVFVT1RBX0tJTkRfVE9LRU5TX1BFUl9EQVkQAxIjCh9RVU9UQV9LSU5EX0NPU1RfTkFOT1NfUEVSX01PTlRIEARCVAoMZGV2LmJvdWdoLnYxQgpVc2FnZVByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_google_protobuf_timestamp]);
+  fileDesc("ChRib3VnaC92MS91c2FnZS5wcm90bxIIYm91Z2gudjEi4AMKBVVzYWdlEhkKDGlucHV0X3Rva2VucxgBIAEoA0gAiAEBEiAKE2NhY2hlZF9pbnB1dF90b2tlbnMYAiABKANIAYgBARIaCg1vdXRwdXRfdG9rZW5zGAMgASgDSAKIAQESHQoQcmVhc29uaW5nX3Rva2VucxgEIAEoA0gDiAEBEhkKDHRvdGFsX3Rva2VucxgFIAEoA0gEiAEBEhMKC21vZGVsX2NhbGxzGAYgASgFEiEKGW1vZGVsX2NhbGxzX3dpdGhvdXRfdXNhZ2UYByABKAUSEgoKdG9vbF9jYWxscxgIIAEoBRIXCgpjb3N0X25hbm9zGAkgASgDSAWIAQESFQoNY3VycmVuY3lfY29kZRgKIAEoCRIgChhtb2RlbF9jYWxsc193aXRob3V0X2Nvc3QYCyABKAUSHwoSY2FjaGVfd3JpdGVfdG9rZW5zGAwgASgDSAaIAQFCDwoNX2lucHV0X3Rva2Vuc0IWChRfY2FjaGVkX2lucHV0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0ITChFfcmVhc29uaW5nX3Rva2Vuc0IPCg1fdG90YWxfdG9rZW5zQg0KC19jb3N0X25hbm9zQhUKE19jYWNoZV93cml0ZV90b2tlbnMi1wEKC1VzYWdlRmlsdGVyEg8KB3VzZXJfaWQYASABKAkSEgoKc2Vzc2lvbl9pZBgCIAEoCRIOCgZydW5faWQYAyABKAkSFQoNaW52b2NhdGlvbl9pZBgEIAEoCRINCgVhZ2VudBgFIAEoCRINCgVtb2RlbBgGIAEoCRItCgl0aW1lX2Zyb20YByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3RpbWVfYmVmb3JlGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLeAQoKVXNhZ2VHcm91cBIPCgd1c2VyX2lkGAEgASgJEhIKCnNlc3Npb25faWQYAiABKAkSDgoGcnVuX2lkGAMgASgJEg0KBWFnZW50GAQgASgJEhUKDWludm9jYXRpb25faWQYBSABKAkSDQoFbW9kZWwYBiABKAkSCwoDZGF5GAcgASgJEgwKBHJ1bnMYCCABKAMSHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCSKSAgoKVXNhZ2VFbnRyeRIOCgZydW5faWQYASABKAkSEAoIc2VxdWVuY2UYAiABKAMSDwoHdXNlcl9pZBgDIAEoCRISCgpzZXNzaW9uX2lkGAQgASgJEg0KBWFnZW50GAUgASgJEhUKDWludm9jYXRpb25faWQYBiABKAkSDQoFbW9kZWwYByABKAkSKAoEdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASHgoFdXNhZ2UYCSABKAsyDy5ib3VnaC52MS5Vc2FnZRIUCgxjaGFyZ2VfbmFub3MYCiABKAMSFQoNY3VycmVuY3lfY29kZRgLIAEoCRIRCgllc3RpbWF0ZWQYDCABKAgikAEKB0FjY291bnQSDwoHdXNlcl9pZBgBIAEoCRIVCg1iYWxhbmNlX25hbm9zGAIgASgDEhUKDWN1cnJlbmN5X2NvZGUYAyABKAkSFgoOcmVzZXJ2ZWRfbmFub3MYBCABKAMSLgoKYXNfb2ZfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAipwEKCkFkanVzdG1lbnQSEgoKcmVxdWVzdF9pZBgBIAEoCRIPCgd1c2VyX2lkGAIgASgJEhQKDGFtb3VudF9uYW5vcxgDIAEoAxIVCg1jdXJyZW5jeV9jb2RlGAQgASgJEgwKBG5vdGUYBSABKAkSKAoEdGltZRgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDwoHbWFkZV9ieRgHIAEoCSKlAQoLUXVvdGFTdGF0dXMSIQoEa2luZBgBIAEoDjITLmJvdWdoLnYxLlF1b3RhS2luZBIPCgd1c2VyX2lkGAIgASgJEg0KBWxpbWl0GAMgASgDEgwKBHVzZWQYBCABKAMSLgoKcmVzZXRfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFQoNY3VycmVuY3lfY29kZRgGIAEoCSrwAQoOVXNhZ2VEaW1lbnNpb24SHwobVVNBR0VfRElNRU5TSU9OX1VOU1BFQ0lGSUVEEAASGAoUVVNBR0VfRElNRU5TSU9OX1VTRVIQARIbChdVU0FHRV9ESU1FTlNJT05fU0VTU0lPThACEhcKE1VTQUdFX0RJTUVOU0lPTl9SVU4QAxIZChVVU0FHRV9ESU1FTlNJT05fQUdFTlQQBBIeChpVU0FHRV9ESU1FTlNJT05fSU5WT0NBVElPThAFEhkKFVVTQUdFX0RJTUVOU0lPTl9NT0RFTBAGEhcKE1VTQUdFX0RJTUVOU0lPTl9EQVkQByqrAQoJUXVvdGFLaW5kEhoKFlFVT1RBX0tJTkRfVU5TUEVDSUZJRUQQABIeChpRVU9UQV9LSU5EX0NPTkNVUlJFTlRfUlVOUxABEh4KGlFVT1RBX0tJTkRfUlVOU19QRVJfTUlOVVRFEAISHQoZUVVPVEFfS0lORF9UT0tFTlNfUEVSX0RBWRADEiMKH1FVT1RBX0tJTkRfQ09TVF9OQU5PU19QRVJfTU9OVEgQBEJUCgxkZXYuYm91Z2gudjFCClVzYWdlUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_google_protobuf_timestamp]);
 
 /**
  * Tokens, calls and cost. An absent number is unknown, which is not zero; sums cover what is known.
@@ -375,6 +375,119 @@ export const UsageEntrySchema: GenMessage<UsageEntry> = /*@__PURE__*/
   messageDesc(file_bough_v1_usage, 3);
 
 /**
+ * An account, by which runs are paid in advance. It begins with its first adjustment.
+ *
+ * @generated from message bough.v1.Account
+ */
+export type Account = Message<"bough.v1.Account"> & {
+  /**
+   * The user whose runs it pays for; empty if accounts are those of tenants.
+   *
+   * @generated from field: string user_id = 1;
+   */
+  userId: string;
+
+  /**
+   * The sum of its adjustments less the charges since the first of them, in billionths of currency_code. It is below zero by what
+   * calls cost beyond what they had reserved.
+   *
+   * @generated from field: int64 balance_nanos = 2;
+   */
+  balanceNanos: bigint;
+
+  /**
+   * The ISO 4217 code of its currency: that of the server's prices.
+   *
+   * @generated from field: string currency_code = 3;
+   */
+  currencyCode: string;
+
+  /**
+   * What model calls in flight have reserved of the balance, as far as this server makes them.
+   *
+   * @generated from field: int64 reserved_nanos = 4;
+   */
+  reservedNanos: bigint;
+
+  /**
+   * When the sums were read.
+   *
+   * @generated from field: google.protobuf.Timestamp as_of_time = 5;
+   */
+  asOfTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message bough.v1.Account.
+ * Use `create(AccountSchema)` to create a new message.
+ */
+export const AccountSchema: GenMessage<Account> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage, 4);
+
+/**
+ * A change of a balance, such as a payment. It is never edited.
+ *
+ * @generated from message bough.v1.Adjustment
+ */
+export type Adjustment = Message<"bough.v1.Adjustment"> & {
+  /**
+   * The caller's name for it, unique in its account.
+   *
+   * @generated from field: string request_id = 1;
+   */
+  requestId: string;
+
+  /**
+   * The user of the account; empty if accounts are those of tenants.
+   *
+   * @generated from field: string user_id = 2;
+   */
+  userId: string;
+
+  /**
+   * What it adds to the balance, or takes from it if it is below zero, in billionths of currency_code.
+   *
+   * @generated from field: int64 amount_nanos = 3;
+   */
+  amountNanos: bigint;
+
+  /**
+   * The ISO 4217 code of its currency.
+   *
+   * @generated from field: string currency_code = 4;
+   */
+  currencyCode: string;
+
+  /**
+   * What the caller noted about it.
+   *
+   * @generated from field: string note = 5;
+   */
+  note: string;
+
+  /**
+   * When it was made.
+   *
+   * @generated from field: google.protobuf.Timestamp time = 6;
+   */
+  time?: Timestamp | undefined;
+
+  /**
+   * The user who made it.
+   *
+   * @generated from field: string made_by = 7;
+   */
+  madeBy: string;
+};
+
+/**
+ * Describes the message bough.v1.Adjustment.
+ * Use `create(AdjustmentSchema)` to create a new message.
+ */
+export const AdjustmentSchema: GenMessage<Adjustment> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage, 5);
+
+/**
  * A quota in force, and how much of it is used.
  *
  * @generated from message bough.v1.QuotaStatus
@@ -430,7 +543,7 @@ export type QuotaStatus = Message<"bough.v1.QuotaStatus"> & {
  * Use `create(QuotaStatusSchema)` to create a new message.
  */
 export const QuotaStatusSchema: GenMessage<QuotaStatus> = /*@__PURE__*/
-  messageDesc(file_bough_v1_usage, 4);
+  messageDesc(file_bough_v1_usage, 6);
 
 /**
  * By what usage is grouped.

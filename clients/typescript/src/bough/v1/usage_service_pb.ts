@@ -7,7 +7,7 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_bough_v1_options } from "./options_pb.js";
-import type { QuotaStatus, UsageDimension, UsageEntry, UsageFilter, UsageGroup } from "./usage_pb.js";
+import type { Account, Adjustment, QuotaStatus, UsageDimension, UsageEntry, UsageFilter, UsageGroup } from "./usage_pb.js";
 import { file_bough_v1_usage } from "./usage_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/usage_service.proto.
  */
 export const file_bough_v1_usage_service: GenFile = /*@__PURE__*/
-  fileDesc("Chxib3VnaC92MS91c2FnZV9zZXJ2aWNlLnByb3RvEghib3VnaC52MSKLAQoPR2V0VXNhZ2VSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJEiUKBmZpbHRlchgDIAEoCzIVLmJvdWdoLnYxLlVzYWdlRmlsdGVyEioKCGdyb3VwX2J5GAQgAygOMhguYm91Z2gudjEuVXNhZ2VEaW1lbnNpb24iUQoQR2V0VXNhZ2VSZXNwb25zZRIkCgZncm91cHMYASADKAsyFC5ib3VnaC52MS5Vc2FnZUdyb3VwEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJnChdMaXN0VXNhZ2VFbnRyaWVzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRIlCgZmaWx0ZXIYAyABKAsyFS5ib3VnaC52MS5Vc2FnZUZpbHRlciJaChhMaXN0VXNhZ2VFbnRyaWVzUmVzcG9uc2USJQoHZW50cmllcxgBIAMoCzIULmJvdWdoLnYxLlVzYWdlRW50cnkSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIiMKEEdldFF1b3Rhc1JlcXVlc3QSDwoHdXNlcl9pZBgBIAEoCSI6ChFHZXRRdW90YXNSZXNwb25zZRIlCgZxdW90YXMYASADKAsyFS5ib3VnaC52MS5RdW90YVN0YXR1czKKAgoMVXNhZ2VTZXJ2aWNlEkkKCEdldFVzYWdlEhkuYm91Z2gudjEuR2V0VXNhZ2VSZXF1ZXN0GhouYm91Z2gudjEuR2V0VXNhZ2VSZXNwb25zZSIGoqDm9AIAEmEKEExpc3RVc2FnZUVudHJpZXMSIS5ib3VnaC52MS5MaXN0VXNhZ2VFbnRyaWVzUmVxdWVzdBoiLmJvdWdoLnYxLkxpc3RVc2FnZUVudHJpZXNSZXNwb25zZSIGoqDm9AIAEkwKCUdldFF1b3RhcxIaLmJvdWdoLnYxLkdldFF1b3Rhc1JlcXVlc3QaGy5ib3VnaC52MS5HZXRRdW90YXNSZXNwb25zZSIGoqDm9AIAQlsKDGRldi5ib3VnaC52MUIRVXNhZ2VTZXJ2aWNlUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_options, file_bough_v1_usage]);
+  fileDesc("Chxib3VnaC92MS91c2FnZV9zZXJ2aWNlLnByb3RvEghib3VnaC52MSKLAQoPR2V0VXNhZ2VSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJEiUKBmZpbHRlchgDIAEoCzIVLmJvdWdoLnYxLlVzYWdlRmlsdGVyEioKCGdyb3VwX2J5GAQgAygOMhguYm91Z2gudjEuVXNhZ2VEaW1lbnNpb24iUQoQR2V0VXNhZ2VSZXNwb25zZRIkCgZncm91cHMYASADKAsyFC5ib3VnaC52MS5Vc2FnZUdyb3VwEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJnChdMaXN0VXNhZ2VFbnRyaWVzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRIlCgZmaWx0ZXIYAyABKAsyFS5ib3VnaC52MS5Vc2FnZUZpbHRlciJaChhMaXN0VXNhZ2VFbnRyaWVzUmVzcG9uc2USJQoHZW50cmllcxgBIAMoCzIULmJvdWdoLnYxLlVzYWdlRW50cnkSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIiQKEUdldEFjY291bnRSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkiOAoSR2V0QWNjb3VudFJlc3BvbnNlEiIKB2FjY291bnQYASABKAsyES5ib3VnaC52MS5BY2NvdW50InYKFEFkanVzdEJhbGFuY2VSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkSDwoHdXNlcl9pZBgCIAEoCRIUCgxhbW91bnRfbmFub3MYAyABKAMSFQoNY3VycmVuY3lfY29kZRgEIAEoCRIMCgRub3RlGAUgASgJImUKFUFkanVzdEJhbGFuY2VSZXNwb25zZRIiCgdhY2NvdW50GAEgASgLMhEuYm91Z2gudjEuQWNjb3VudBIoCgphZGp1c3RtZW50GAIgASgLMhQuYm91Z2gudjEuQWRqdXN0bWVudCJQChZMaXN0QWRqdXN0bWVudHNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJEg8KB3VzZXJfaWQYAyABKAkiXQoXTGlzdEFkanVzdG1lbnRzUmVzcG9uc2USKQoLYWRqdXN0bWVudHMYASADKAsyFC5ib3VnaC52MS5BZGp1c3RtZW50EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSIjChBHZXRRdW90YXNSZXF1ZXN0Eg8KB3VzZXJfaWQYASABKAkiOgoRR2V0UXVvdGFzUmVzcG9uc2USJQoGcXVvdGFzGAEgAygLMhUuYm91Z2gudjEuUXVvdGFTdGF0dXMymAQKDFVzYWdlU2VydmljZRJJCghHZXRVc2FnZRIZLmJvdWdoLnYxLkdldFVzYWdlUmVxdWVzdBoaLmJvdWdoLnYxLkdldFVzYWdlUmVzcG9uc2UiBqKg5vQCABJhChBMaXN0VXNhZ2VFbnRyaWVzEiEuYm91Z2gudjEuTGlzdFVzYWdlRW50cmllc1JlcXVlc3QaIi5ib3VnaC52MS5MaXN0VXNhZ2VFbnRyaWVzUmVzcG9uc2UiBqKg5vQCABJMCglHZXRRdW90YXMSGi5ib3VnaC52MS5HZXRRdW90YXNSZXF1ZXN0GhsuYm91Z2gudjEuR2V0UXVvdGFzUmVzcG9uc2UiBqKg5vQCABJPCgpHZXRBY2NvdW50EhsuYm91Z2gudjEuR2V0QWNjb3VudFJlcXVlc3QaHC5ib3VnaC52MS5HZXRBY2NvdW50UmVzcG9uc2UiBqKg5vQCABJbCg1BZGp1c3RCYWxhbmNlEh4uYm91Z2gudjEuQWRqdXN0QmFsYW5jZVJlcXVlc3QaHy5ib3VnaC52MS5BZGp1c3RCYWxhbmNlUmVzcG9uc2UiCaKg5vQCAwoBBBJeCg9MaXN0QWRqdXN0bWVudHMSIC5ib3VnaC52MS5MaXN0QWRqdXN0bWVudHNSZXF1ZXN0GiEuYm91Z2gudjEuTGlzdEFkanVzdG1lbnRzUmVzcG9uc2UiBqKg5vQCAEJbCgxkZXYuYm91Z2gudjFCEVVzYWdlU2VydmljZVByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_options, file_bough_v1_usage]);
 
 /**
  * Asks for a page of sums.
@@ -153,6 +153,189 @@ export const ListUsageEntriesResponseSchema: GenMessage<ListUsageEntriesResponse
   messageDesc(file_bough_v1_usage_service, 3);
 
 /**
+ * Asks for an account.
+ *
+ * @generated from message bough.v1.GetAccountRequest
+ */
+export type GetAccountRequest = Message<"bough.v1.GetAccountRequest"> & {
+  /**
+   * The user whose account it is; empty for the caller's, or the tenant's if accounts are those of tenants.
+   *
+   * @generated from field: string user_id = 1;
+   */
+  userId: string;
+};
+
+/**
+ * Describes the message bough.v1.GetAccountRequest.
+ * Use `create(GetAccountRequestSchema)` to create a new message.
+ */
+export const GetAccountRequestSchema: GenMessage<GetAccountRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 4);
+
+/**
+ * An account.
+ *
+ * @generated from message bough.v1.GetAccountResponse
+ */
+export type GetAccountResponse = Message<"bough.v1.GetAccountResponse"> & {
+  /**
+   * The account, whose sums were read for this call.
+   *
+   * @generated from field: bough.v1.Account account = 1;
+   */
+  account?: Account | undefined;
+};
+
+/**
+ * Describes the message bough.v1.GetAccountResponse.
+ * Use `create(GetAccountResponseSchema)` to create a new message.
+ */
+export const GetAccountResponseSchema: GenMessage<GetAccountResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 5);
+
+/**
+ * Changes a balance.
+ *
+ * @generated from message bough.v1.AdjustBalanceRequest
+ */
+export type AdjustBalanceRequest = Message<"bough.v1.AdjustBalanceRequest"> & {
+  /**
+   * The caller's name for this adjustment, in visible ASCII characters, unique in its account for ever: such as the id of a payment.
+   *
+   * @generated from field: string request_id = 1;
+   */
+  requestId: string;
+
+  /**
+   * The user whose account it is; empty for the tenant's account, if accounts are those of tenants.
+   *
+   * @generated from field: string user_id = 2;
+   */
+  userId: string;
+
+  /**
+   * What is added to the balance, or taken from it if it is below zero, in billionths of currency_code. All adjustments of an account
+   * add up to 2^63 - 1 at most.
+   *
+   * @generated from field: int64 amount_nanos = 3;
+   */
+  amountNanos: bigint;
+
+  /**
+   * The ISO 4217 code of the currency of the server's prices; no other one is accepted.
+   *
+   * @generated from field: string currency_code = 4;
+   */
+  currencyCode: string;
+
+  /**
+   * A note for who reads the adjustments.
+   *
+   * @generated from field: string note = 5;
+   */
+  note: string;
+};
+
+/**
+ * Describes the message bough.v1.AdjustBalanceRequest.
+ * Use `create(AdjustBalanceRequestSchema)` to create a new message.
+ */
+export const AdjustBalanceRequestSchema: GenMessage<AdjustBalanceRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 6);
+
+/**
+ * A changed balance.
+ *
+ * @generated from message bough.v1.AdjustBalanceResponse
+ */
+export type AdjustBalanceResponse = Message<"bough.v1.AdjustBalanceResponse"> & {
+  /**
+   * The account with this adjustment.
+   *
+   * @generated from field: bough.v1.Account account = 1;
+   */
+  account?: Account | undefined;
+
+  /**
+   * The adjustment, as it was made the first time.
+   *
+   * @generated from field: bough.v1.Adjustment adjustment = 2;
+   */
+  adjustment?: Adjustment | undefined;
+};
+
+/**
+ * Describes the message bough.v1.AdjustBalanceResponse.
+ * Use `create(AdjustBalanceResponseSchema)` to create a new message.
+ */
+export const AdjustBalanceResponseSchema: GenMessage<AdjustBalanceResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 7);
+
+/**
+ * Asks for a page of adjustments.
+ *
+ * @generated from message bough.v1.ListAdjustmentsRequest
+ */
+export type ListAdjustmentsRequest = Message<"bough.v1.ListAdjustmentsRequest"> & {
+  /**
+   * The most adjustments of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB.
+   *
+   * @generated from field: int32 page_size = 1;
+   */
+  pageSize: number;
+
+  /**
+   * next_page_token of the page before of the same account; empty for the first page.
+   *
+   * @generated from field: string page_token = 2;
+   */
+  pageToken: string;
+
+  /**
+   * The user whose account it is; empty for the caller's, or the tenant's if accounts are those of tenants.
+   *
+   * @generated from field: string user_id = 3;
+   */
+  userId: string;
+};
+
+/**
+ * Describes the message bough.v1.ListAdjustmentsRequest.
+ * Use `create(ListAdjustmentsRequestSchema)` to create a new message.
+ */
+export const ListAdjustmentsRequestSchema: GenMessage<ListAdjustmentsRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 8);
+
+/**
+ * A page of adjustments.
+ *
+ * @generated from message bough.v1.ListAdjustmentsResponse
+ */
+export type ListAdjustmentsResponse = Message<"bough.v1.ListAdjustmentsResponse"> & {
+  /**
+   * The adjustments, in descending order of time.
+   *
+   * @generated from field: repeated bough.v1.Adjustment adjustments = 1;
+   */
+  adjustments: Adjustment[];
+
+  /**
+   * The token of the next page; empty on the last one.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message bough.v1.ListAdjustmentsResponse.
+ * Use `create(ListAdjustmentsResponseSchema)` to create a new message.
+ */
+export const ListAdjustmentsResponseSchema: GenMessage<ListAdjustmentsResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_usage_service, 9);
+
+/**
  * Asks for quotas.
  *
  * @generated from message bough.v1.GetQuotasRequest
@@ -171,7 +354,7 @@ export type GetQuotasRequest = Message<"bough.v1.GetQuotasRequest"> & {
  * Use `create(GetQuotasRequestSchema)` to create a new message.
  */
 export const GetQuotasRequestSchema: GenMessage<GetQuotasRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_usage_service, 4);
+  messageDesc(file_bough_v1_usage_service, 10);
 
 /**
  * Quotas in force.
@@ -193,7 +376,7 @@ export type GetQuotasResponse = Message<"bough.v1.GetQuotasResponse"> & {
  * Use `create(GetQuotasResponseSchema)` to create a new message.
  */
 export const GetQuotasResponseSchema: GenMessage<GetQuotasResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_usage_service, 5);
+  messageDesc(file_bough_v1_usage_service, 11);
 
 /**
  * Reads the ledger of usage. A caller sees its own user's usage, and with READ, ADMIN or BILLING that of its tenant.
@@ -233,6 +416,38 @@ export const UsageService: GenService<{
     methodKind: "unary";
     input: typeof GetQuotasRequestSchema;
     output: typeof GetQuotasResponseSchema;
+  },
+  /**
+   * Returns an account: the caller's, or with READ, ADMIN or BILLING any of its tenant. One that has not begun has a balance of 0.
+   * FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+   *
+   * @generated from rpc bough.v1.UsageService.GetAccount
+   */
+  getAccount: {
+    methodKind: "unary";
+    input: typeof GetAccountRequestSchema;
+    output: typeof GetAccountResponseSchema;
+  },
+  /**
+   * Changes the balance of an account, once for each request_id: the same request again changes nothing, and one with other content is
+   * ALREADY_EXISTS (REQUEST_ID_REUSED). FAILED_PRECONDITION (NOT_INSTALLED) if the server has no accounts.
+   *
+   * @generated from rpc bough.v1.UsageService.AdjustBalance
+   */
+  adjustBalance: {
+    methodKind: "unary";
+    input: typeof AdjustBalanceRequestSchema;
+    output: typeof AdjustBalanceResponseSchema;
+  },
+  /**
+   * Lists the adjustments of an account, newest first, for those who may see the account.
+   *
+   * @generated from rpc bough.v1.UsageService.ListAdjustments
+   */
+  listAdjustments: {
+    methodKind: "unary";
+    input: typeof ListAdjustmentsRequestSchema;
+    output: typeof ListAdjustmentsResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_bough_v1_usage_service, 0);
