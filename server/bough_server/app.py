@@ -48,6 +48,7 @@ from bough_server.quotas import Quotas
 from bough_server.runs.accounts import Accounts
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.quotas import RunQuotas
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection, to_reachable_address
@@ -118,8 +119,6 @@ class App:
         """HOST:PORT at which health alone is served; empty if there is none."""
         self.metrics: Metrics | None = None
         """The metrics of this process; None if they are disabled."""
-        self.accounts: Accounts | None = None
-        """The accounts that pay for runs; None if nothing has to."""
         self.metrics_address = ""
         """HOST:PORT at which Prometheus can scrape metrics; empty if it cannot."""
 
@@ -158,8 +157,6 @@ class App:
             dependencies = _run_dependencies(
                 settings, store=store, registry=registry, tracing=tracing, metrics=metrics, clock=clock
             )
-            if dependencies.accounts is not None:
-                stack.push_async_callback(dependencies.accounts.close)
             watchdog = Watchdog(metrics.on_loop_block if metrics is not None else None)
             if is_watched:  # before runs are recovered: one of them may block the loop at once
                 stack.enter_context(watchdog)
@@ -191,7 +188,7 @@ class App:
                 watchdog=watchdog,
                 authenticator=authenticator,
             )
-            app.metrics, app.metrics_address, app.accounts = metrics, metrics_address, dependencies.accounts
+            app.metrics, app.metrics_address = metrics, metrics_address
             if metrics is not None and tls is not None:
                 metrics.watch_certificates(tls.count_refused_files, lambda: tls.certificate.value.expires)
             # Before start(), so that a failed start is undone as well.
@@ -216,9 +213,8 @@ class App:
             *(asyncio.create_task(each.watch()) for each in (self._tls.watched if self._tls is not None else ())),
             asyncio.create_task(self.health.follow(self.store.write_health.changes())),
             asyncio.create_task(give_back_freed_memory()),
+            *(asyncio.create_task(watch) for watch in self.runs.watch_limits()),
         }
-        if self.accounts is not None:
-            self._watching.add(asyncio.create_task(self.accounts.watch()))
         if self._authenticator is not None:
             self._watching.add(asyncio.create_task(self._authenticator.watch()))
 
@@ -420,7 +416,14 @@ def _run_dependencies(
         agents=AgentCatalog(
             registry, store.agents, {tenant: section.models for tenant, section in settings.tenants.items()}
         ),
-        quotas=Quotas(tenants={tenant: section.limits() for tenant, section in settings.tenants.items()}),
+        quotas=RunQuotas(
+            Quotas(tenants={tenant: section.limits() for tenant, section in settings.tenants.items()}),
+            store.usage,
+            store.run_counter,
+            currency_code=settings.currency,
+            clock=clock,
+            metrics=metrics,
+        ),
         tracing=tracing,
         metrics=metrics,
         clock=clock,

@@ -86,6 +86,12 @@ class Quotas:
         return [quota for quota in self.find(principal) if quota.limits.bounds_starts]
 
 
+def describe_quota(quota: Quota, name: QuotaName) -> str:
+    """Return a quota in words."""
+    owner = f"the tenant {quota.tenant_id!r}" if quota.user_id is None else f"the user {quota.user_id!r}"
+    return f"the quota of {getattr(quota.limits, name):,} {_UNITS[name]} of {owner}"
+
+
 class QuotaExceeded(CallError):
     """A run that a quota of its tenant, or of its user, does not allow; nothing of it has happened."""
 
@@ -93,16 +99,13 @@ class QuotaExceeded(CallError):
     reason = error_pb2.ERROR_REASON_QUOTA_EXCEEDED
 
     def __init__(self, quota: Quota, name: QuotaName, *, retry_delay: float = CONCURRENT_RUNS_DELAY) -> None:
-        limit: int = getattr(quota.limits, name)
-        kind, subject = ("tenant", quota.tenant_id) if quota.user_id is None else ("user", quota.user_id)
         super().__init__(
-            f"The {kind} {subject!r} has used up its quota of {limit:,} {_UNITS[name]}. "
-            f"Try again in {math.ceil(retry_delay):,} s.",
+            f"Nothing is left of {describe_quota(quota, name)}. Try again in {math.ceil(retry_delay):,} s.",
             details={"quota": name},
         )
         self.name: QuotaName = name
-        self.limit = limit
-        self.subject = f"{kind}:{subject}"
+        self.limit: int = getattr(quota.limits, name)
+        self.subject = f"tenant:{quota.tenant_id}" if quota.user_id is None else f"user:{quota.user_id}"
         self.retry_delay = retry_delay
 
     @property

@@ -48,7 +48,7 @@ async def test_a_run_beyond_those_that_may_run_at_once_is_refused_and_records_no
         runs = [await it.start("speaker", text) for text in ("one", "two")]
         error = await refused(it, principal=BERT)
         assert (error.message, error.subject, error.limit, error.retry_delay, error.details) == (
-            f"The tenant {ME.tenant_id!r} has used up its quota of 2 runs at the same time. Try again in 5 s.",
+            "Nothing is left of the quota of 2 runs at the same time of the tenant 'local'. Try again in 5 s.",
             f"tenant:{ME.tenant_id}",
             2,
             5.0,
@@ -163,7 +163,7 @@ async def test_a_deleted_session_resets_no_quota_and_the_minute_does(tmp_path: P
             clock.turn(20)
         error = await refused(it)
         assert (error.message, error.retry_delay) == (
-            f"The user {ME.user_id!r} has used up its quota of 2 runs a minute. Try again in 20 s.",
+            f"Nothing is left of the quota of 2 runs a minute of the user {ME.user_id!r}. Try again in 20 s.",
             20.0,
         )
         clock.turn(20)

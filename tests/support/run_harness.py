@@ -36,6 +36,7 @@ from bough_server.runs.accounts import Accounts, Per
 from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
+from bough_server.runs.quotas import RunQuotas
 from bough_server.runs.replay import ReplayOutcome, replay
 from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_position
@@ -289,7 +290,14 @@ async def open_harness(
         defaults=defaults or RunDefaults(),
         worker=worker,
         metrics=metrics,
-        quotas=quotas or Quotas(),
+        quotas=RunQuotas(
+            quotas or Quotas(),
+            store.usage,
+            store.run_counter,
+            currency_code="USD",
+            clock=clock,
+            metrics=metrics,
+        ),
         accounts=None
         if accounts_per is None
         else Accounts(store.accounts, per=accounts_per, currency_code="USD", clock=clock, metrics=metrics),
@@ -303,8 +311,6 @@ async def open_harness(
         yield harness
     finally:
         await runs.close()
-        if dependencies.accounts is not None:
-            await dependencies.accounts.close()
         if not harness.crashed.is_set():
             await store.close()
 

@@ -61,6 +61,7 @@ class Services:
             ledger=store.usage,
             accounts=self.dependencies.accounts,
             store=store.accounts,
+            quotas=self.dependencies.quotas,
             caller=caller,
             clock=clock,
         )

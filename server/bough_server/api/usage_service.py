@@ -12,12 +12,13 @@ from bough_server.clock import Clock
 from bough_server.errors import AccountsDisabled, FieldViolation, InvalidRequest, PermissionDenied
 from bough_server.identity import Caller, is_user
 from bough_server.runs.accounts import Accounts
+from bough_server.runs.quotas import RunQuotas
 from bough_server.store.ports.accounts import AccountKey, AccountStore, StoredAdjustment
 from bough_server.store.ports.usage import UsageFilter, UsageLedger, UsageLine
 
 
 class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
-    """Reads the ledger of usage and accounts, and changes balances."""
+    """Reads the ledger of usage, quotas and accounts, and changes balances."""
 
     def __init__(
         self,
@@ -25,10 +26,11 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         ledger: UsageLedger,
         accounts: Accounts | None,
         store: AccountStore,
+        quotas: RunQuotas,
         caller: Callable[[], Caller],
         clock: Clock,
     ) -> None:
-        self._ledger, self._accounts, self._store = ledger, accounts, store
+        self._ledger, self._accounts, self._store, self._quotas = ledger, accounts, store, quotas
         self._caller, self._clock = caller, clock
 
     async def GetUsage(
@@ -55,6 +57,18 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
             page_of(request.page_size, request.page_token),
         )
         return pb.ListUsageEntriesResponse(entries=map(_build_entry, lines), next_page_token=token)
+
+    async def GetQuotas(
+        self, request: pb.GetQuotasRequest, context: aio.ServicerContext[pb.GetQuotasRequest, pb.GetQuotasResponse]
+    ) -> pb.GetQuotasResponse:
+        """Return the quotas in force."""
+        caller = self._caller()
+        scope, own = caller.usage_scope, caller.principal.user_id
+        user_id = request.user_id or own
+        if scope.user_id is not None and user_id != scope.user_id:
+            raise PermissionDenied("To see quotas other than its own, the caller needs the role READ or BILLING.")
+        statuses = await self._quotas.list_statuses(scope.tenant_id, user_id, with_tenant=scope.user_id is None)
+        return pb.GetQuotasResponse(quotas=statuses)
 
     async def GetAccount(
         self, request: pb.GetAccountRequest, context: aio.ServicerContext[pb.GetAccountRequest, pb.GetAccountResponse]

@@ -49,6 +49,10 @@ class SharedLimit(Protocol):
         """Note that the end of an attempt, by its sequence, is committed: sums that are read later hold its charge."""
         ...
 
+    def close(self) -> None:
+        """Release what the run has reserved: it is not executed here any more."""
+        ...
+
 
 class Allowance:
     """One limit of one subtree, with what is spent and reserved of it; without a limit it only counts."""

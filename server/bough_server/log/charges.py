@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, usage_pb2
 from bough_server.log import events
 from bough_server.log.usage import Sums
 
@@ -33,17 +33,23 @@ def reserve_of(started: event_pb2.LlmStarted) -> Charge:
     return Charge(nanos=started.reserved_cost_nanos, currency_code=started.reserved_currency_code)
 
 
+def usage_of(event: event_pb2.AgentEvent, kind: int) -> usage_pb2.Usage:
+    """Return the usage of the attempt that ends with an event of MODEL_END_KINDS, as far as it was reported."""
+    if kind == events.LLM_COMPLETED:
+        return event.llm_completed.response.usage
+    return event.llm_retrying.lost_usage if kind == events.LLM_RETRYING else event.llm_failed.lost_usage
+
+
 def charge_of(event: event_pb2.AgentEvent, kind: int, reserved: Charge) -> Charge:
     """Return the charge of the attempt that ends with an event of MODEL_END_KINDS, of a call that has reserved that.
 
     It is the cost that the provider's report amounts to. Without a cost it is what the call has reserved, unless the
     attempt was never sent or answered, or its usage is known and its model has no price.
     """
-    if kind == events.LLM_COMPLETED:
-        used, is_unasked = event.llm_completed.response.usage, False
-    else:
+    used, is_unasked = usage_of(event, kind), False
+    if kind != events.LLM_COMPLETED:
         lost = event.llm_retrying if kind == events.LLM_RETRYING else event.llm_failed
-        used, is_unasked = lost.lost_usage, lost.not_sent or lost.unanswered
+        is_unasked = lost.not_sent or lost.unanswered
     cost = Sums.of(used)
     if cost.currency:
         return Charge(nanos=cost.numbers["cost_nanos"], currency_code=cost.currency)

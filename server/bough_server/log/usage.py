@@ -87,6 +87,13 @@ class Sums:
         return usage
 
 
+def count_tokens(usage: usage_pb2.Usage) -> int:
+    """Return the input and output tokens of an attempt, as the ledger counts them: 0 if none were reported."""
+    if usage.HasField("input_tokens") and usage.HasField("output_tokens"):
+        return usage.input_tokens + usage.output_tokens
+    return usage.total_tokens if usage.HasField("total_tokens") else usage.input_tokens + usage.output_tokens
+
+
 MAX_TOKENS: Final = 10**9
 """The most tokens of a kind that an attempt can have used: more is a mistake of its provider, and would be charged."""
 

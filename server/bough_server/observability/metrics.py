@@ -129,6 +129,11 @@ class Metrics:
             unit="{billionth}",
             description="Charges of the ledger for attempts of model calls, in billionths of their currency.",
         )
+        self._quota_refusals = meter.create_counter(
+            "bough.quota.refusals",
+            unit="{refusal}",
+            description="Runs and model calls that a quota of a tenant or a user did not allow.",
+        )
         self._balance_refusals = meter.create_counter(
             "bough.balance.refusals",
             unit="{refusal}",
@@ -235,6 +240,10 @@ class Metrics:
     def on_charge(self, nanos: int, currency_code: str) -> None:
         """Count a charge of an attempt of a model call."""
         self._enqueue(self._charges.add, nanos, {"currency": currency_code})
+
+    def on_quota_refusal(self, quota: str) -> None:
+        """Count a run or a model call that a quota does not allow, by the name of its setting."""
+        self._enqueue(self._quota_refusals.add, 1, {"quota": quota})
 
     def on_balance_refusal(self) -> None:
         """Count a run or a model call for which too little is left of an account."""

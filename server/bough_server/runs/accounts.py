@@ -1,128 +1,22 @@
-"""Accounts: what runs may spend of a balance that they share with other runs, here and on other servers.
+"""Accounts: what runs may spend of a balance that they share with other runs, here and on other servers."""
 
-The store has no row that runs change: a balance is a sum. This server adds the charges and reservations of its own runs
-to the sum that it read last, and reads the sums of the accounts that its runs use once a second.
-"""
-
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from bough.v1 import error_pb2, event_pb2
 from bough_server.clock import Clock
 from bough_server.engine.limits import Amount
-from bough_server.errors import InsufficientBalance, RunError, StorageFailed
+from bough_server.errors import InsufficientBalance, RunError
 from bough_server.identity import OWN_USERS, Principal
 from bough_server.log import events
 from bough_server.log.charges import ChargeFold
 from bough_server.observability.metrics import Metrics
+from bough_server.runs.shared_amounts import SharedAmount, SharedAmounts
 from bough_server.store.ports.accounts import AccountKey, AccountStore, AccountSums
-
-REFRESH_SECONDS: Final = 1.0
-"""How often the balances of the accounts in use are read: so long another server may not know of a charge."""
 
 _DAY_NS: Final = 86_400_000_000_000
 
-MAX_QUIET_SECONDS: Final = 0.05
-"""How long a read that decides about a refusal waits for commits of charges, which the sum may hold or not."""
-
-_MAX_READS: Final = 3
-"""How often a sum is read again because charges were committed meanwhile, which it may hold or not."""
-
 Per = Literal["user", "tenant"]
-
-
-class Account:
-    """The balance of one account, as this server knows it."""
-
-    def __init__(self, key: AccountKey) -> None:
-        self.key = key
-        self.users = 0
-        """How many live runs use it."""
-        self.reserved_nanos = 0
-        """What the model calls in flight here have reserved."""
-        self._balance: int | None = None
-        self._charged_before = 0
-        """What had been charged here when the read of that balance began."""
-        self._charged = 0
-        """What has been charged here and is committed, since this account is known."""
-        self._uncommitted = 0
-        """What has been charged here and is not committed yet."""
-        self._is_quiet = asyncio.Event()
-        self._is_quiet.set()
-        self._reads = self._applied = 0
-        self._reading: asyncio.Task[None] | None = None
-
-    @property
-    def left_nanos(self) -> int | None:
-        """What is left for further model calls; None if it is not known yet. It can be too low, as charges of the last
-        moments may count twice until the next read."""
-        if self._balance is None:
-            return None
-        charged = self._charged - self._charged_before + self._uncommitted
-        return self._balance - charged - self.reserved_nanos
-
-    def lacks(self, nanos: int) -> bool:
-        """Return True if less than an amount is left, or it is not known what is."""
-        left = self.left_nanos
-        return left is None or left < nanos
-
-    def charge(self, nanos: int) -> None:
-        """Count a charge whose event is recorded."""
-        self._change_uncommitted(nanos)
-
-    def commit(self, nanos: int) -> None:
-        """Note that the event of a charge is committed."""
-        self._change_uncommitted(-nanos)
-        self._charged += nanos
-
-    def forget(self, nanos: int) -> None:
-        """Forget charges of which it is not known whether they are committed: the next read tells."""
-        self._change_uncommitted(-nanos)
-
-    def _change_uncommitted(self, nanos: int) -> None:
-        self._uncommitted += nanos
-        if self._uncommitted:
-            self._is_quiet.clear()
-        else:
-            self._is_quiet.set()
-
-    async def wait_until_quiet(self) -> None:
-        """Wait until no charge is being committed here, for MAX_QUIET_SECONDS at most."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MAX_QUIET_SECONDS):
-                await self._is_quiet.wait()
-
-    def begin_read(self) -> Callable[[AccountSums], bool]:
-        """Return what applies the sums that a read which begins now returns.
-
-        It returns whether they are exact: no charge was being committed here during the read.
-        """
-        self._reads += 1
-        number, charged, was_quiet = self._reads, self._charged, not self._uncommitted
-
-        def apply(sums: AccountSums) -> bool:
-            if number > self._applied:  # else a read that began later was faster
-                self._applied, self._balance, self._charged_before = number, sums.balance_nanos, charged
-            return was_quiet and self._charged == charged
-
-        return apply
-
-    async def share_read(self, read: Callable[["Account"], Awaitable[None]]) -> None:
-        """Read what is left; callers at the same time share one read, which is not cancelled with one of them."""
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(_await(read(self)))
-        await asyncio.shield(self._reading)
-
-    async def close(self) -> None:
-        """Wait for a read in progress."""
-        if self._reading is not None:
-            await asyncio.wait({self._reading})
-
-
-async def _await(reading: Awaitable[None]) -> None:
-    await reading
 
 
 class Accounts:
@@ -139,7 +33,9 @@ class Accounts:
     ) -> None:
         self.per, self.currency_code = per, currency_code
         self._store, self._clock, self._metrics = store, clock, metrics
-        self._accounts: dict[AccountKey, Account] = {}
+        self._amounts = SharedAmounts(self._read_balances, clock)
+        self._summed_from_ns: dict[AccountKey, int] = {}
+        """From when on the charges of the accounts in use were added up, as far as they have begun."""
 
     def key_of(self, principal: Principal) -> AccountKey | None:
         """Return the account that pays for a principal's runs; None if they are free: those of the server's users."""
@@ -156,9 +52,7 @@ class Accounts:
         key = self.key_of(principal)
         if key is None:
             return
-        account = self._get(key)
-        if account.lacks(1):
-            await account.share_read(self._read_exactly)
+        account = await self._amounts.find_known(key, 1)
         if account.lacks(1):
             self._count_refusal()
             raise InsufficientBalance(
@@ -169,58 +63,50 @@ class Accounts:
     def open(self, principal: Principal, log: Sequence[event_pb2.AgentEvent]) -> "AccountOfRun | None":
         """Return the account of a run that is to be executed here, from its log; close it when the run has ended."""
         key = self.key_of(principal)
-        return None if key is None else AccountOfRun(self, self._get(key), log)
+        return None if key is None else AccountOfRun(self, self._amounts.get(key), log)
 
     async def read(self, key: AccountKey) -> tuple[AccountSums, int]:
         """Return the sums of an account, and what model calls here have reserved of it. Raises StorageFailed."""
-        account = self._accounts.get(key)
         (sums,) = await self._store.read_sums([key])
-        return sums, 0 if account is None else account.reserved_nanos
+        return sums, self._amounts.get(key).reserved
 
     async def refresh(self, key: AccountKey) -> None:
         """Read a balance that was changed, if runs here use it. Raises StorageFailed."""
-        if (account := self._accounts.get(key)) is not None:
-            await self._read_exactly(account)
+        await self._amounts.refresh(key)
 
-    async def prepare(self, account: Account, nanos: int) -> None:
+    async def prepare(self, account: SharedAmount[AccountKey], nanos: int) -> None:
         """Read what is left, if it is unknown or seems to be too little for an amount: a refusal is final."""
-        while account.lacks(nanos):
-            try:
-                await account.share_read(self._read_exactly)
-                return
-            except StorageFailed:  # which cannot be written either: the model call would have to wait as well
-                await self._clock.sleep(REFRESH_SECONDS)
+        await self._amounts.prepare(account, nanos)
 
     async def watch(self) -> None:
-        """Read the balances of the accounts in use once a second, until cancelled."""
-        while True:
-            await self._clock.sleep(REFRESH_SECONDS)
-            for account in [each for each in self._accounts.values() if not each.users]:
-                del self._accounts[account.key]
-            with suppress(StorageFailed):  # it has been logged; what is known here is true until then
-                await self.refresh_all()
+        """Read the balances of the accounts in use once a second, until cancelled, and take the snapshots due."""
+        await self._amounts.watch(self._take_snapshots)
 
     async def refresh_all(self) -> None:
         """Read the balances of all accounts in use, and take the snapshots that are due. Raises StorageFailed."""
-        used = list(self._accounts.values())
-        if not used:
-            return
-        applies = [account.begin_read() for account in used]
-        found = await self._store.read_sums([account.key for account in used])
-        for apply, sums in zip(applies, found, strict=True):
-            apply(sums)
-        # A day is over for good once it has been for a day: clocks of servers differ, and appends may wait.
-        due_ns = (self._clock.now_ns() - _DAY_NS) // _DAY_NS * _DAY_NS
-        for account, sums in zip(used, found, strict=True):
-            if sums.summed_from_ns is not None and sums.summed_from_ns < due_ns:
-                await self._store.take_snapshot(account.key, before_ns=due_ns)
+        await self._amounts.refresh_all()
+        await self._take_snapshots()
 
     async def close(self) -> None:
         """Wait for reads in progress."""
-        for account in self._accounts.values():
-            await account.close()
+        await self._amounts.close()
 
-    def build_error(self, account: Account, nanos: int) -> RunError:
+    async def _read_balances(self, keys: Sequence[AccountKey]) -> Sequence[int]:
+        found = await self._store.read_sums(keys)
+        for key, sums in zip(keys, found, strict=True):
+            if sums.summed_from_ns is not None:
+                self._summed_from_ns[key] = sums.summed_from_ns
+        return [sums.balance_nanos for sums in found]
+
+    async def _take_snapshots(self) -> None:
+        # A day is over for good once it has been for a day: clocks of servers differ, and appends may wait.
+        due_ns = (self._clock.now_ns() - _DAY_NS) // _DAY_NS * _DAY_NS
+        known, self._summed_from_ns = self._summed_from_ns, {}
+        for key, summed_from_ns in known.items():
+            if summed_from_ns < due_ns:
+                await self._store.take_snapshot(key, before_ns=due_ns)
+
+    def build_error(self, account: SharedAmount[AccountKey], nanos: int) -> RunError:
         """Return the error of a model call for which too little is left, and count it."""
         self._count_refusal()
         return RunError(
@@ -229,35 +115,25 @@ class Accounts:
             reason=error_pb2.ERROR_REASON_INSUFFICIENT_BALANCE,
         )
 
-    def _get(self, key: AccountKey) -> Account:
-        return self._accounts.setdefault(key, Account(key))
-
     def _count_refusal(self) -> None:
         if self._metrics is not None:
             self._metrics.on_balance_refusal()
-
-    async def _read_exactly(self, account: Account) -> None:
-        """Read a sum until it does not matter which charges it holds, if that is soon."""
-        for _ in range(_MAX_READS):
-            await account.wait_until_quiet()
-            apply = account.begin_read()
-            (sums,) = await self._store.read_sums([account.key])
-            if apply(sums):
-                return
 
 
 def _describe(key: AccountKey) -> str:
     return f"of the user {key.user_id!r}" if key.user_id else f"of the tenant {key.tenant_id!r}"
 
 
-def _amount(account: Account) -> str:
-    return f"{account.left_nanos} billionths of {account.key.currency_code}"
+def _amount(account: SharedAmount[AccountKey]) -> str:
+    return f"{account.left} billionths of {account.key.currency_code}"
 
 
 class AccountOfRun:
     """The account that pays for one run, as a SharedLimit."""
 
-    def __init__(self, accounts: Accounts, account: Account, log: Sequence[event_pb2.AgentEvent]) -> None:
+    def __init__(
+        self, accounts: Accounts, account: SharedAmount[AccountKey], log: Sequence[event_pb2.AgentEvent]
+    ) -> None:
         self._accounts, self._account = accounts, account
         self._charges = ChargeFold()
         self._held: dict[str, int] = {}
@@ -289,15 +165,15 @@ class AccountOfRun:
         self._uncommitted[event.sequence] = nanos
         self._account.charge(nanos)
         if kind != events.LLM_RETRYING:
-            self._account.reserved_nanos -= self._held.pop(event.effect_key, 0)
+            self._account.reserved -= self._held.pop(event.effect_key, 0)
 
     def on_commit(self, sequence: int) -> None:
         """See SharedLimit."""
         self._account.commit(self._uncommitted.pop(sequence, 0))
 
     def close(self) -> None:
-        """Release what the run has reserved: it is not executed here any more."""
-        self._account.reserved_nanos -= sum(self._held.values())
+        """See SharedLimit."""
+        self._account.reserved -= sum(self._held.values())
         self._held.clear()
         self._account.forget(sum(self._uncommitted.values()))
         self._uncommitted.clear()
@@ -305,4 +181,4 @@ class AccountOfRun:
 
     def _hold(self, key: str) -> None:
         self._held[key] = self._charges.reserved_nanos(key)
-        self._account.reserved_nanos += self._held[key]
+        self._account.reserved += self._held[key]

@@ -6,22 +6,25 @@ session with the read in any case.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from bough.v1 import event_pb2
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.clock import Clock
 from bough_server.engine.files import FileCache
+from bough_server.engine.limits import SharedLimit
 from bough_server.history.session import SessionHistories, SessionHistory
 from bough_server.identity import Principal
 from bough_server.log.blobs import MAX_FILES_BYTES
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Tracing
-from bough_server.quotas import Quotas
 from bough_server.runs.accounts import Accounts
 from bough_server.runs.admission import RunDefaults
+from bough_server.runs.quotas import RunQuotas
+from bough_server.runs.shared_amounts import LimitsOfRun
 from bough_server.store.ports.workers import RunStore
 from bough_server.tasks import AbandonedTasks
 
@@ -54,7 +57,7 @@ class RunDependencies:
     clock: Clock
     defaults: RunDefaults
     worker: str
-    quotas: Quotas = field(default_factory=Quotas)
+    quotas: RunQuotas
     """The quotas of tenants and users."""
     metrics: Metrics | None = None
     """The process's metrics; None if they are disabled."""
@@ -73,10 +76,24 @@ class RunDependencies:
     file_cache: FileCache = field(default_factory=FileCache)
     """Files that models were sent last."""
 
-    async def check_balance(self, principal: Principal) -> None:
-        """Raise InsufficientBalance if nothing is left of the account that pays for a principal's runs."""
+    async def check_spending(self, principal: Principal) -> None:
+        """Raise InsufficientBalance or QuotaExceeded if nothing is left for what a principal's runs use."""
+        await self.quotas.check_start(principal)
         if self.accounts is not None:
             await self.accounts.check_start(principal)
+
+    def open_limits(self, principal: Principal, log: Sequence[event_pb2.AgentEvent]) -> SharedLimit | None:
+        """Return what a run that is to be executed here shares with others; close it when the run has ended."""
+        quotas = self.quotas.open(principal, log)
+        account = None if self.accounts is None else self.accounts.open(principal, log)
+        limits = [limit for limit in (quotas, account) if limit is not None]
+        return LimitsOfRun(*limits) if limits else None
+
+    async def close_limits(self) -> None:
+        """Wait for reads in progress of what is left of accounts and quotas."""
+        await self.quotas.amounts.close()
+        if self.accounts is not None:
+            await self.accounts.close()
 
     async def read_session_history(self, principal: Principal, session_id: str, *, through: int) -> SessionHistory:
         """Return the messages of a session up to the cut of a run."""

@@ -242,7 +242,7 @@ class RunResumer:
             checked = check_answers(request, log, digest=digest, user_id=user_id)
             if not checked.fresh:
                 return ResumeOutcome(run_row=record, since=checked.since)
-            await self._dependencies.check_balance(record.principal)
+            await self._dependencies.check_spending(record.principal)
             await self._check_files(record, files)
             if live is not None:
                 since = await self._answer(live, checked, files)

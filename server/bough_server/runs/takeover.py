@@ -71,9 +71,8 @@ class Launcher:
             started=log[0],
             session=session,
         )
-        accounts = self._dependencies.accounts
-        account = None if accounts is None else accounts.open(run_row.principal, log)
-        execution = self._build_execution(run_row, facts, Journal(log), account)
+        limits = self._dependencies.open_limits(run_row.principal, log)
+        execution = self._build_execution(run_row, facts, Journal(log), limits)
         execution.spans[""] = traced
         live = LiveRun(
             run_row,
@@ -88,9 +87,9 @@ class Launcher:
         deadline = fold_run_state(execution.journal.of_the_run).deadline_ns
         bounds = [deadline_bound(deadline, self._dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall_bounds(execution, resolver, is_queued=is_queued))
-        if account is not None:
+        if limits is not None:
             assert live.task is not None, "it has been launched"
-            live.task.add_done_callback(lambda _: account.close())
+            live.task.add_done_callback(lambda _: limits.close())
         return live
 
     def _build_execution(

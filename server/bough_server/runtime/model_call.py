@@ -77,7 +77,7 @@ def _build_request(running: RunningAgent, effect: ModelCallSpec, request: Reques
 async def _admit(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[FallbackChain, Amount]:
     """Return the models to call and the amount to reserve, 0 for a call that the log shows as started.
 
-    Raises RunError LIMIT_EXCEEDED, INSUFFICIENT_BALANCE or MODEL_UNAVAILABLE.
+    Raises RunError LIMIT_EXCEEDED, INSUFFICIENT_BALANCE, QUOTA_EXCEEDED or MODEL_UNAVAILABLE.
     """
     journal, budget = lane.execution.journal, lane.running.budget
     is_new = key not in journal.started

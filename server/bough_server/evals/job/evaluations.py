@@ -85,7 +85,7 @@ class Evaluations:
             earlier = await self.dependencies.store.evaluations.find_request(principal, request.request_id)
             if earlier is not None:
                 return _same_request(earlier, digest, request.request_id)
-        await self.dependencies.runs.check_balance(principal)
+        await self.dependencies.runs.check_spending(principal)
         baseline = None
         if request.HasField("baseline"):
             baseline = await self.baseline(

@@ -28,6 +28,7 @@ from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
+from bough_server.quotas import QuotaExceeded
 from bough_server.store.ports.evaluations import EvaluationRow
 from bough_server.store.ports.log import EvaluationLogEvent
 from bough_server.threads import run_in_thread
@@ -376,12 +377,15 @@ class LiveEvaluation:
         await self._recorder.record(totaled, end)
 
     async def _explain_end(self) -> str:
-        """Return a sentence if no further trial may begin, for its budget or its user's balance; else an empty text."""
+        """Return a sentence if no further trial may begin, else an empty text.
+
+        What ends it is its budget, a quota of tokens or cost, or the balance of its user.
+        """
         if used_up := self._check_budget():
             return used_up
         try:
-            await self._dependencies.runs.check_balance(self.record.principal)
-        except InsufficientBalance as error:
+            await self._dependencies.runs.check_spending(self.record.principal)
+        except (InsufficientBalance, QuotaExceeded) as error:
             return error.message
         return ""
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from bough.v1 import usage_pb2
 from bough_server.identity import Scope
 from bough_server.log.charges import NOTHING, Charge
+from bough_server.quotas import Quota
 from bough_server.store.ports.runs import Page
 
 
@@ -70,6 +71,26 @@ class UsageFilter:
     model: str = ""
     from_ns: int | None = None
     before_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCounts:
+    """The runs of a quota's tenant or user."""
+
+    concurrent: int
+    """Those that are queued or executed."""
+    started: int
+    """Those that started within a minute."""
+    next_leave_ns: int | None
+    """When the oldest start leaves that minute, in nanoseconds since the Unix epoch; None if there is none."""
+
+
+class RunCounter(Protocol):
+    """Counts of runs, as quotas on them are checked."""
+
+    async def count_runs(self, quota: Quota, *, now_ns: int) -> RunCounts:
+        """Return the runs of a quota's tenant or user at a time in nanoseconds since the Unix epoch."""
+        ...
 
 
 class UsageLedger(Protocol):

@@ -15,6 +15,7 @@ from bough_server.store.sql.followed_logs import FollowedLogs, ReadGrowth
 from bough_server.store.sql.mailbox import SqlMailbox
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.ownership import SqlLease
+from bough_server.store.sql.quotas import SqlRunCounter
 from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.runs import SqlRunIndex
 from bough_server.store.sql.sessions import SqlSessions
@@ -66,6 +67,7 @@ class Store:
         self.blobs = SqlBlobs(readers)
         self.agents = SqlAgents(queue, readers, is_shared=is_shared)
         self.usage = SqlUsageLedger(readers)
+        self.run_counter = SqlRunCounter(readers)
         self.accounts = SqlAccounts(queue, readers)
         self.leases = SqlLease(queue, readers, notifier, crashed=crashed, is_shared=is_shared)
         self.mailbox = SqlMailbox(queue, readers, notifier, clock)
