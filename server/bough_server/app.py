@@ -414,6 +414,7 @@ def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
 def _run_dependencies(
     settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, metrics: Metrics | None, clock: Clock
 ) -> RunDependencies:
+    worker = new_uuid7(clock.now_ns())
     return RunDependencies(
         store=store,
         resolver=registry.resolver,
@@ -422,7 +423,7 @@ def _run_dependencies(
         metrics=metrics,
         clock=clock,
         defaults=_defaults(settings),
-        worker=new_uuid7(clock.now_ns()),
+        worker=worker,
         max_files_bytes=settings.server.max_files_bytes,
         max_live_runs=settings.server.max_live_runs,
         accounts=None
@@ -431,6 +432,7 @@ def _run_dependencies(
             store.accounts,
             per=settings.accounts.per,
             currency_code=settings.currency,
+            worker=worker,
             clock=clock,
             metrics=metrics,
         ),

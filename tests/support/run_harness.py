@@ -279,6 +279,9 @@ async def open_harness(
     store = open_store(_database(folder), durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
+    accounts = None
+    if accounts_per is not None:
+        accounts = Accounts(store.accounts, per=accounts_per, currency_code="USD", worker=worker, clock=clock)
     dependencies = RunDependencies(
         store=store,
         resolver=registry.resolver,
@@ -290,7 +293,9 @@ async def open_harness(
         metrics=metrics,
         accounts=None
         if accounts_per is None
-        else Accounts(store.accounts, per=accounts_per, currency_code="USD", clock=clock, metrics=metrics),
+        else Accounts(
+            store.accounts, per=accounts_per, currency_code="USD", worker=worker, clock=clock, metrics=metrics
+        ),
     )
     runs = Runs(dependencies)
     await store.leases.begin(worker)
@@ -301,8 +306,8 @@ async def open_harness(
         yield harness
     finally:
         await runs.close()
-        if dependencies.accounts is not None:
-            await dependencies.accounts.close()
+        if accounts is not None:
+            await accounts.close()
         if not harness.crashed.is_set():
             await store.close()
 

@@ -33,7 +33,7 @@ _MAX_READS: Final = 3
 Per = Literal["user", "tenant"]
 
 
-class Account:
+class AccountBalance:
     """The balance of one account, as this server knows it."""
 
     def __init__(self, key: AccountKey) -> None:
@@ -43,6 +43,7 @@ class Account:
         self.reserved_nanos = 0
         """What the model calls in flight here have reserved."""
         self._balance: int | None = None
+        """The balance as it was read last, less what runs of other servers had reserved."""
         self._charged_before = 0
         """What had been charged here when the read of that balance began."""
         self._charged = 0
@@ -104,12 +105,13 @@ class Account:
 
         def apply(sums: AccountSums) -> bool:
             if number > self._applied:  # else a read that began later was faster
-                self._applied, self._balance, self._charged_before = number, sums.balance_nanos, charged
+                balance = sums.balance_nanos - sums.reserved_nanos
+                self._applied, self._balance, self._charged_before = number, balance, charged
             return was_quiet and self._charged == charged
 
         return apply
 
-    async def share_read(self, read: Callable[["Account"], Awaitable[None]]) -> None:
+    async def share_read(self, read: Callable[["AccountBalance"], Awaitable[None]]) -> None:
         """Read what is left; callers at the same time share one read, which is not cancelled with one of them."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(_await(read(self)))
@@ -134,12 +136,13 @@ class Accounts:
         *,
         per: Per,
         currency_code: str,
+        worker: str,
         clock: Clock,
         metrics: Metrics | None = None,
     ) -> None:
-        self.per, self.currency_code = per, currency_code
+        self.per, self.currency_code, self._worker = per, currency_code, worker
         self._store, self._clock, self._metrics = store, clock, metrics
-        self._accounts: dict[AccountKey, Account] = {}
+        self._accounts: dict[AccountKey, AccountBalance] = {}
 
     def key_of(self, principal: Principal) -> AccountKey | None:
         """Return the account that pays for a principal's runs; None if they are free: those of the server's users."""
@@ -171,18 +174,17 @@ class Accounts:
         key = self.key_of(principal)
         return None if key is None else AccountOfRun(self, self._get(key), log)
 
-    async def read(self, key: AccountKey) -> tuple[AccountSums, int]:
-        """Return the sums of an account, and what model calls here have reserved of it. Raises StorageFailed."""
-        account = self._accounts.get(key)
+    async def read(self, key: AccountKey) -> AccountSums:
+        """Return the sums of an account, with what all model calls have reserved of it. Raises StorageFailed."""
         (sums,) = await self._store.read_sums([key])
-        return sums, 0 if account is None else account.reserved_nanos
+        return sums
 
     async def refresh(self, key: AccountKey) -> None:
         """Read a balance that was changed, if runs here use it. Raises StorageFailed."""
         if (account := self._accounts.get(key)) is not None:
             await self._read_exactly(account)
 
-    async def prepare(self, account: Account, nanos: int) -> None:
+    async def prepare(self, account: AccountBalance, nanos: int) -> None:
         """Read what is left, if it is unknown or seems to be too little for an amount: a refusal is final."""
         while account.lacks(nanos):
             try:
@@ -206,7 +208,7 @@ class Accounts:
         if not used:
             return
         applies = [account.begin_read() for account in used]
-        found = await self._store.read_sums([account.key for account in used])
+        found = await self._store.read_sums([account.key for account in used], but_worker=self._worker)
         for apply, sums in zip(applies, found, strict=True):
             apply(sums)
         # A day is over for good once it has been for a day: clocks of servers differ, and appends may wait.
@@ -220,7 +222,7 @@ class Accounts:
         for account in self._accounts.values():
             await account.close()
 
-    def build_error(self, account: Account, nanos: int) -> RunError:
+    def build_error(self, account: AccountBalance, nanos: int) -> RunError:
         """Return the error of a model call for which too little is left, and count it."""
         self._count_refusal()
         return RunError(
@@ -229,19 +231,19 @@ class Accounts:
             reason=error_pb2.ERROR_REASON_INSUFFICIENT_BALANCE,
         )
 
-    def _get(self, key: AccountKey) -> Account:
-        return self._accounts.setdefault(key, Account(key))
+    def _get(self, key: AccountKey) -> AccountBalance:
+        return self._accounts.setdefault(key, AccountBalance(key))
 
     def _count_refusal(self) -> None:
         if self._metrics is not None:
             self._metrics.on_balance_refusal()
 
-    async def _read_exactly(self, account: Account) -> None:
+    async def _read_exactly(self, account: AccountBalance) -> None:
         """Read a sum until it does not matter which charges it holds, if that is soon."""
         for _ in range(_MAX_READS):
             await account.wait_until_quiet()
             apply = account.begin_read()
-            (sums,) = await self._store.read_sums([account.key])
+            (sums,) = await self._store.read_sums([account.key], but_worker=self._worker)
             if apply(sums):
                 return
 
@@ -250,14 +252,14 @@ def _describe(key: AccountKey) -> str:
     return f"of the user {key.user_id!r}" if key.user_id else f"of the tenant {key.tenant_id!r}"
 
 
-def _amount(account: Account) -> str:
+def _amount(account: AccountBalance) -> str:
     return f"{account.left_nanos} billionths of {account.key.currency_code}"
 
 
 class AccountOfRun:
     """The account that pays for one run, as a SharedLimit."""
 
-    def __init__(self, accounts: Accounts, account: Account, log: Sequence[event_pb2.AgentEvent]) -> None:
+    def __init__(self, accounts: Accounts, account: AccountBalance, log: Sequence[event_pb2.AgentEvent]) -> None:
         self._accounts, self._account = accounts, account
         self._charges = ChargeFold()
         self._held: dict[str, int] = {}
