@@ -411,6 +411,7 @@ def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
 def _run_dependencies(
     settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, metrics: Metrics | None, clock: Clock
 ) -> RunDependencies:
+    worker = new_uuid7(clock.now_ns())
     return RunDependencies(
         store=store,
         agents=AgentCatalog(
@@ -428,7 +429,7 @@ def _run_dependencies(
         metrics=metrics,
         clock=clock,
         defaults=_defaults(settings),
-        worker=new_uuid7(clock.now_ns()),
+        worker=worker,
         max_files_bytes=settings.server.max_files_bytes,
         max_live_runs=settings.server.max_live_runs,
         accounts=None
@@ -437,6 +438,7 @@ def _run_dependencies(
             store.accounts,
             per=settings.accounts.per,
             currency_code=settings.currency,
+            worker=worker,
             clock=clock,
             metrics=metrics,
         ),

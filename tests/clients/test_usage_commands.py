@@ -18,11 +18,11 @@ PRICED = {
 }
 
 
-def project(folder: Path) -> Path:
+def project(folder: Path, **sections: object) -> Path:
     """Write a project of two agents whose model has a price."""
     called = {"calls": [{"name": "call_clerk", "arguments": {"message": "a"}}], **USED}
     script = {"lead": [called, {"text": "Done.", **USED}], "clerk": [{"text": "Well.", **USED}]}
-    return write_project(folder, llm("lead", calls=["clerk"]), llm("clerk"), script=script, model=PRICED)
+    return write_project(folder, llm("lead", calls=["clerk"]), llm("clerk"), script=script, model=PRICED, **sections)
 
 
 async def test_usage_is_printed_by_what_was_asked_for(tmp_path: Path) -> None:
@@ -47,6 +47,33 @@ async def test_usage_is_printed_by_what_was_asked_for(tmp_path: Path) -> None:
     assert recent == after == by_agent
     groups = [json_format.ParseDict(each, usage_pb2.UsageGroup()) for each in map(json.loads, printed.out.splitlines())]
     assert sorted(group.charge_nanos for group in groups) == [2_000_000, 4_000_000]
+
+
+async def test_an_account_is_shown_and_adjusted(tmp_path: Path) -> None:
+    adjust = ("account", "adjust", "1.5", "USD", "--user", "local", "--note", "Thanks.")
+    async with server_of(project(tmp_path, accounts={"per": "user"})) as port:
+        refused = await bough("run", "lead", "hi", port=port)
+        added = await bough(*adjust, "--request-id", "p1", port=port)
+        again = await bough(*adjust, "--request-id", "p1", port=port)
+        assert (await bough("run", "lead", "hi", port=port)).code == 0
+        shown = await bough("account", "show", port=port)
+        taken = await bough(
+            *("account", "adjust", "--user", "local", "--request-id", "p2", "--", "-1", "USD"), port=port
+        )
+    assert (refused.code, "Nothing is left of the account of the user 'local'" in refused.err) == (2, True)
+    assert (added.out, again.out) == ("user local: 1.5000 USD\n",) * 2
+    balance, header, row = shown.out.splitlines()
+    assert balance == "user local: 1.4940 USD"
+    assert header.split() == ["made", "amount", "request", "id", "by", "note"]
+    assert row.split()[2:] == ["1.5000", "USD", "p1", "local", "Thanks."]
+    assert taken.out == "user local: 0.4940 USD\n"
+
+
+@pytest.mark.parametrize("amount", ["0", "1.0000000001", "much", "NaN", "10000000000"])
+async def test_an_amount_that_is_no_amount_is_refused(amount: str) -> None:
+    ended = await bough("account", "adjust", amount, "USD", "--user", "anne", "--request-id", "p1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "AMOUNT" in ended.err
 
 
 @pytest.mark.parametrize(

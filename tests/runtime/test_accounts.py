@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -10,10 +11,13 @@ import pytest
 from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, model_pb2
 from bough_server.errors import InsufficientBalance, RequestIdReused
 from bough_server.identity import Principal
+from bough_server.store.opening import rebuild_projections
 from bough_server.store.ports.accounts import AccountKey, StoredAdjustment
+from bough_server.store.sqlite.database_path import is_postgres
 from tests.store.sql import execute
 from tests.support.composite_agents import parallel
 from tests.support.databases import database_in, in_each_database
+from tests.support.held_clock import HeldClock
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.run_harness import ME, RunHarness
 from tests.support.teams import call, calls, llm, open_team, script
@@ -24,6 +28,7 @@ REFUSED: Final = error_pb2.ERROR_REASON_INSUFFICIENT_BALANCE
 TURN: Final = {"text": "Done.", "usage": {"input_tokens": 1_000, "output_tokens": 0}}
 """A turn that costs a million billionths: the scripted model costs 1,000 a token of input and 2,000 of output."""
 COST: Final = 1_000_000
+DAY_NS: Final = 86_400 * 10**9
 KEY: Final = AccountKey(tenant_id=ME.tenant_id, user_id=ME.user_id, currency_code="USD")
 
 
@@ -45,8 +50,8 @@ async def add(harness: RunHarness, amount: int, *, request_id: str = "first", ke
 async def balance(harness: RunHarness, key: AccountKey = KEY) -> int:
     """Return a balance; no model call may have reserved anything of it."""
     assert harness.dependencies.accounts is not None
-    sums, reserved = await harness.dependencies.accounts.read(key)
-    assert reserved == 0
+    sums = await harness.dependencies.accounts.read(key)
+    assert sums.reserved_nanos == 0
     return sums.balance_nanos
 
 
@@ -175,7 +180,8 @@ async def test_a_call_in_flight_keeps_its_reservation_at_the_next_server(tmp_pat
         run = await harness.start("p")
         await is_asked.wait()
         assert harness.dependencies.accounts is not None
-        _, reserved = await harness.dependencies.accounts.read(KEY)
+        reserved = (await harness.dependencies.accounts.read(KEY)).reserved_nanos
+        assert reserved > 2 * COST
         await harness.crash()
     async with open_team(tmp_path, turns, *team, accounts_per="user", gate=gate) as harness:
         is_asked.clear()
@@ -225,3 +231,60 @@ async def test_an_adjustment_of_one_request_id_is_made_once(tmp_path: Path) -> N
             await add(harness, COST + 1)
         await add(harness, COST + 1, key=AccountKey(tenant_id="other", user_id="local", currency_code="USD"))
         assert await balance(harness) == COST
+
+
+async def test_what_one_server_has_reserved_the_other_one_does_not_spend(tmp_path: Path) -> None:
+    """20 children at once on two servers, with what three of them reserve: three calls are sent."""
+    if not is_postgres(database_in(tmp_path)):
+        pytest.skip("one server has the file")
+    names = [f"c{number}" for number in range(10)]
+    turns = script(**{name: [{"text": "Hm.", "usage": {"input_tokens": 10, "output_tokens": 0}}] for name in names})
+    children = [llm(name, settings=model_pb2.ModelSettings(max_output_tokens=1_000)) for name in names]
+    asked, is_over = asyncio.Semaphore(0), asyncio.Event()
+
+    async def gate(agent: str, turn: int, chunk: int) -> None:
+        asked.release()
+        await is_over.wait()
+
+    team = [parallel("root", *names), *children]
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(open_team(tmp_path, turns, *team, accounts_per="user", gate=gate))
+            for _ in range(2)
+        ]
+        await add(one, 7 * COST)
+        first = await one.start("root")
+        for _ in range(3):
+            await asked.acquire()
+        await add(one, -COST, request_id="less")
+        with pytest.raises(InsufficientBalance):
+            await other.start("root")
+        await add(one, COST, request_id="more")
+        log = await other.log(await other.start("root"))
+        assert having(log, "llm_started") == []
+        is_over.set()
+        await one.log(first)
+        assert await balance(one) == 7 * COST - 3 * 10 * 1_000
+
+
+async def test_a_snapshot_changes_no_balance_and_is_made_when_a_day_has_been_over_for_a_day(tmp_path: Path) -> None:
+    clock, url = HeldClock(), database_in(tmp_path)
+    async with open_team(tmp_path, script(p=[TURN]), spender(), accounts_per="user", clock=clock) as harness:
+        accounts = harness.dependencies.accounts
+        assert accounts is not None
+        await add(harness, 100 * COST)
+        found = []
+        for _ in range(5):
+            await harness.turn("p")
+            await accounts.refresh_all()
+            snapshots = execute(url, "SELECT before_ns, charge_nanos FROM account_snapshots")
+            found.append([(before % DAY_NS, charge // COST) for before, charge in snapshots])
+            clock.turn(DAY_NS / 1e9)
+        assert found == [[], [], [(0, 1)], [(0, 2)], [(0, 3)]]
+        assert await balance(harness) == 95 * COST
+    sums = "SELECT sum(charge_nanos), count(*) FROM usage_entries"
+    before = execute(url, sums)
+    rebuild_projections(url)
+    assert (execute(url, sums), execute(url, "SELECT * FROM account_snapshots")) == (before, [])
+    async with open_team(tmp_path, script(p=[TURN]), spender(), accounts_per="user", clock=clock) as harness:
+        assert await balance(harness) == 95 * COST

@@ -9,6 +9,8 @@ BEFORE_CHARGES = "0013"
 CHARGES_UNDONE = (
     "DROP TABLE adjustments",
     "DROP TABLE account_snapshots",
+    "DROP INDEX runs_reserving",
+    "ALTER TABLE runs DROP COLUMN reserved_nanos",
     "DELETE FROM usage_entries WHERE kind != 0",
     "DROP INDEX usage_of_user",
     "DROP INDEX usage_of_tenant",

@@ -282,6 +282,9 @@ async def open_harness(
     store = open_store(_database(folder), durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
+    accounts = None
+    if accounts_per is not None:
+        accounts = Accounts(store.accounts, per=accounts_per, currency_code="USD", worker=worker, clock=clock)
     dependencies = RunDependencies(
         store=store,
         agents=AgentCatalog(registry, store.agents),
@@ -298,9 +301,7 @@ async def open_harness(
             clock=clock,
             metrics=metrics,
         ),
-        accounts=None
-        if accounts_per is None
-        else Accounts(store.accounts, per=accounts_per, currency_code="USD", clock=clock, metrics=metrics),
+        accounts=accounts,
     )
     runs = Runs(dependencies)
     await store.leases.begin(worker)

@@ -133,12 +133,12 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
 
     async def _read(self, accounts: Accounts, key: AccountKey) -> usage_pb2.Account:
         now_ns = self._clock.now_ns()
-        sums, reserved = await accounts.read(key)
+        sums = await accounts.read(key)
         account = usage_pb2.Account(
             user_id=key.user_id,
             balance_nanos=sums.balance_nanos,
             currency_code=key.currency_code,
-            reserved_nanos=reserved,
+            reserved_nanos=sums.reserved_nanos,
         )
         account.as_of_time.FromNanoseconds(now_ns)
         return account

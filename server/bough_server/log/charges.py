@@ -82,6 +82,11 @@ class ChargeFold:
         """Return what the model call of an effect has reserved; 0 if it has ended."""
         return self._reserved.get(key, NOTHING).nanos
 
+    @property
+    def total_reserved_nanos(self) -> int:
+        """What all model calls in flight have reserved."""
+        return sum(charge.nanos for charge in self._reserved.values())
+
     def open_calls(self) -> Sequence[str]:
         """Return the effects of the model calls that hold a reservation."""
         return tuple(self._reserved)

@@ -28,10 +28,11 @@ class Accounts:
         *,
         per: Per,
         currency_code: str,
+        worker: str,
         clock: Clock,
         metrics: Metrics | None = None,
     ) -> None:
-        self.per, self.currency_code = per, currency_code
+        self.per, self.currency_code, self._worker = per, currency_code, worker
         self._store, self._clock, self._metrics = store, clock, metrics
         self._amounts = SharedAmounts(self._read_balances, clock)
         self._summed_from_ns: dict[AccountKey, int] = {}
@@ -65,10 +66,10 @@ class Accounts:
         key = self.key_of(principal)
         return None if key is None else AccountOfRun(self, self._amounts.get(key), log)
 
-    async def read(self, key: AccountKey) -> tuple[AccountSums, int]:
-        """Return the sums of an account, and what model calls here have reserved of it. Raises StorageFailed."""
+    async def read(self, key: AccountKey) -> AccountSums:
+        """Return the sums of an account, with what all model calls have reserved of it. Raises StorageFailed."""
         (sums,) = await self._store.read_sums([key])
-        return sums, self._amounts.get(key).reserved
+        return sums
 
     async def refresh(self, key: AccountKey) -> None:
         """Read a balance that was changed, if runs here use it. Raises StorageFailed."""
@@ -92,11 +93,12 @@ class Accounts:
         await self._amounts.close()
 
     async def _read_balances(self, keys: Sequence[AccountKey]) -> Sequence[int]:
-        found = await self._store.read_sums(keys)
+        """Return balances less what runs of other servers have reserved."""
+        found = await self._store.read_sums(keys, but_worker=self._worker)
         for key, sums in zip(keys, found, strict=True):
             if sums.summed_from_ns is not None:
                 self._summed_from_ns[key] = sums.summed_from_ns
-        return [sums.balance_nanos for sums in found]
+        return [sums.balance_nanos - sums.reserved_nanos for sums in found]
 
     async def _take_snapshots(self) -> None:
         # A day is over for good once it has been for a day: clocks of servers differ, and appends may wait.

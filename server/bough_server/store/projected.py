@@ -77,7 +77,9 @@ class Projected:
     state_json: str | None = None
     """The new session state, empty if it has no values; None if the events do not change it."""
     tree_usage: bytes | None = None
-    """The tree's usage so far, a serialized Usage; None if the events do not change it."""
+    """The tree's usage so far, a serialized Usage; None if the events change neither it nor `reserved_nanos`."""
+    reserved_nanos: int = 0
+    """What the run's model calls in flight have reserved, in billionths of the prices' currency."""
     begin_time_ns: int | None = None
     """When the run left the queue of its session; None if it did not within these events."""
     shared: Sequence[StoredMessage] = ()

@@ -52,6 +52,7 @@ class RunFold:
         self._run_state = RunStateFold()
         self._used = UsageSoFar()
         self._charges = ChargeFold()
+        self._reserved_nanos = 0
         self._state = StateFold()
         self._is_state_new = False
         self._begun: RunStart | None = None
@@ -108,6 +109,9 @@ class RunFold:
 
     def _take_changes(self) -> Projected:
         run_state, used = self._run_state.change(), self._used.change()
+        if self._charges.total_reserved_nanos != self._reserved_nanos:
+            self._reserved_nanos = self._charges.total_reserved_nanos
+            used = used or self._used.serialize()
         has_changes = self._messages or self._calls or self._usage or self._start or self._end or self._is_state_new
         if not (has_changes or run_state or used is not None):
             return NOTHING
@@ -119,6 +123,7 @@ class RunFold:
             run_state=run_state,
             state_json=self.state_json if self._is_state_new else None,
             tree_usage=used,
+            reserved_nanos=self._reserved_nanos,
             begin_time_ns=self._begin_time_ns,
             shared=self._shared,
             calls=tuple(self._calls),

@@ -704,7 +704,7 @@ type Account struct {
 	BalanceNanos int64 `protobuf:"varint,2,opt,name=balance_nanos,json=balanceNanos,proto3" json:"balance_nanos,omitempty"`
 	// The ISO 4217 code of its currency: that of the server's prices.
 	CurrencyCode string `protobuf:"bytes,3,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
-	// What model calls in flight have reserved of the balance, as far as this server makes them.
+	// What model calls in flight have reserved of the balance, at all servers.
 	ReservedNanos int64 `protobuf:"varint,4,opt,name=reserved_nanos,json=reservedNanos,proto3" json:"reserved_nanos,omitempty"`
 	// When the sums were read.
 	AsOfTime      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=as_of_time,json=asOfTime,proto3" json:"as_of_time,omitempty"`

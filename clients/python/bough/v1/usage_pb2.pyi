@@ -397,7 +397,7 @@ class Account(_message.Message):
     currency_code: _builtins.str
     """The ISO 4217 code of its currency: that of the server's prices."""
     reserved_nanos: _builtins.int
-    """What model calls in flight have reserved of the balance, as far as this server makes them."""
+    """What model calls in flight have reserved of the balance, at all servers."""
     @_builtins.property
     def as_of_time(self) -> _timestamp_pb2.Timestamp:
         """When the sums were read."""

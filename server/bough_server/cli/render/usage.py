@@ -1,4 +1,4 @@
-"""The table of usage."""
+"""Usage and accounts as text."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ from rich.text import Text
 
 from bough.v1 import usage_pb2
 from bough_server.cli.render.blocks import truncate_line
-from bough_server.cli.render.format import UNKNOWN, nanos_text, tokens_text
-from bough_server.plain_text import printable
+from bough_server.cli.render.format import UNKNOWN, nanos_text, time_text, tokens_text
+from bough_server.plain_text import one_line, printable
 
 
 def usage_table(groups: Sequence[usage_pb2.UsageGroup], fields: Sequence[str], width: int) -> list[Text]:
@@ -34,3 +34,29 @@ def _align(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
 def _numbers(group: usage_pb2.UsageGroup) -> list[str]:
     charge = f"{nanos_text(group.charge_nanos)} {group.currency_code}" if group.currency_code else UNKNOWN
     return [f"{group.runs:,}", f"{group.usage.model_calls:,}", tokens_text(group.usage), charge]
+
+
+def account_text(account: usage_pb2.Account) -> str:
+    """Return the balance of an account in a line, with what is reserved of it."""
+    owner = f"user {printable(account.user_id)}" if account.user_id else "tenant"
+    text = f"{owner}: {nanos_text(account.balance_nanos)} {account.currency_code}"
+    return f"{text}, {nanos_text(account.reserved_nanos)} of it reserved" if account.reserved_nanos else text
+
+
+def adjustments_table(adjustments: Sequence[usage_pb2.Adjustment], width: int) -> list[Text]:
+    """Return a row for each adjustment: its time, amount, request id, who made it, and the note."""
+    header = ["made", "amount", "request id", "by", "note"]
+    rows = [
+        [
+            time_text(one.time),
+            f"{nanos_text(one.amount_nanos)} {one.currency_code}",
+            one.request_id,
+            printable(one.made_by),
+            one_line(one.note),
+        ]
+        for one in adjustments
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [Text("  ".join(map(str.ljust, header, widths)).rstrip(), style="dim")]
+    lines += [Text("  ".join(map(str.ljust, row, widths)).rstrip()) for row in rows]
+    return [truncate_line(line, width) for line in lines]

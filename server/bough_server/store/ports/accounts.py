@@ -24,6 +24,8 @@ class AccountSums:
     """The adjustments less the charges since the first of them."""
     summed_from_ns: int | None = None
     """From when on charges were added up for it: the newest snapshot, or the first adjustment. None before that."""
+    reserved_nanos: int = 0
+    """What model calls in flight have reserved, those of the runs that the reader executes itself left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,11 @@ class StoredAdjustment:
 class AccountStore(Protocol):
     """Adjustments of accounts, and their balances: there is no row that runs change."""
 
-    async def read_sums(self, keys: Sequence[AccountKey]) -> Sequence[AccountSums]:
-        """Return the sums of accounts, in their order, each as of one moment since the call."""
+    async def read_sums(self, keys: Sequence[AccountKey], *, but_worker: str = "") -> Sequence[AccountSums]:
+        """Return the sums of accounts, in their order, each as of one moment since the call.
+
+        What runs of the worker `but_worker` have reserved is left out.
+        """
         ...
 
     async def adjust(self, key: AccountKey, adjustment: StoredAdjustment) -> StoredAdjustment:

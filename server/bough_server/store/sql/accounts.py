@@ -15,6 +15,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     select,
     true,
 )
@@ -30,7 +31,12 @@ from bough_server.store.sql.readers import Readers
 from bough_server.store.sql.usage import CHARGE, LARGEST, join_halves, sum_halves
 from bough_server.store.sql.write_queue import WriteQueue
 
-_adjustments, _snapshots, _usage = tables.adjustments.c, tables.account_snapshots.c, tables.usage_entries.c
+_runs, _adjustments, _snapshots, _usage = (
+    tables.runs.c,
+    tables.adjustments.c,
+    tables.account_snapshots.c,
+    tables.usage_entries.c,
+)
 
 _MINE: Final = (
     _adjustments.tenant_id == bindparam("tenant"),
@@ -65,6 +71,13 @@ def _lines(is_whole_tenant: bool) -> Sequence[ColumnElement[bool]]:
     return [tenant, *rest] if is_whole_tenant else [tenant, user, *rest]
 
 
+def _reserving(is_whole_tenant: bool) -> Sequence[ColumnElement[bool]]:
+    """Return the conditions on the runs that reserve something of an account, those of one worker left out."""
+    tenant, user = _runs.tenant_id == bindparam("tenant"), _runs.user_id == bindparam("user")
+    rest = _runs.reserved_nanos != literal_column("0"), _runs.owner != bindparam("worker")
+    return [tenant, *rest] if is_whole_tenant else [tenant, user, *rest]
+
+
 def _select_sums(*, is_whole_tenant: bool) -> Select[Any]:
     """Return the query of the sums of an account: adjustments, charges before the newest snapshot, and since."""
     adjusted = select(_UPPER.label("upper"), _LOWER.label("lower")).where(*_MINE).subquery()
@@ -78,6 +91,7 @@ def _select_sums(*, is_whole_tenant: bool) -> Select[Any]:
         charged.c.lower,
         func.coalesce(_BEFORE, 0),
         _FROM,
+        _scalar(select(func.coalesce(func.sum(_runs.reserved_nanos), 0)).where(*_reserving(is_whole_tenant))),
     ).join_from(adjusted, charged, true())
 
 
@@ -111,9 +125,9 @@ class SqlAccounts:
     def __init__(self, queue: WriteQueue, readers: Readers) -> None:
         self._queue, self._readers = queue, readers
 
-    async def read_sums(self, keys: Sequence[AccountKey]) -> Sequence[AccountSums]:
+    async def read_sums(self, keys: Sequence[AccountKey], *, but_worker: str = "") -> Sequence[AccountSums]:
         """See AccountStore."""
-        return await self._readers.run(lambda connection: [_read_sums(connection, key) for key in keys])
+        return await self._readers.run(lambda connection: [_read_sums(connection, key, but_worker) for key in keys])
 
     async def adjust(self, key: AccountKey, adjustment: StoredAdjustment) -> StoredAdjustment:
         """See AccountStore."""
@@ -146,13 +160,18 @@ def _parameters(key: AccountKey) -> dict[str, object]:
     return {"tenant": key.tenant_id, "user": key.user_id, "currency": key.currency_code}
 
 
-def _read_sums(connection: Connection, key: AccountKey) -> AccountSums:
+def _read_sums(connection: Connection, key: AccountKey, but_worker: str) -> AccountSums:
     statement = _SUMS if key.user_id else _SUMS_OF_TENANT
-    *sums, before, summed_from_ns = connection.execute(statement, _parameters(key)).one()
+    row = connection.execute(statement, {**_parameters(key), "worker": but_worker}).one()
+    *sums, before, summed_from_ns, reserved = row
     if summed_from_ns is None:
-        return AccountSums()
+        return AccountSums(reserved_nanos=int(reserved))
     balance = join_halves(*sums[:2]) - join_halves(*sums[2:]) - before
-    return AccountSums(balance_nanos=max(-LARGEST, min(LARGEST, balance)), summed_from_ns=summed_from_ns)
+    return AccountSums(
+        balance_nanos=max(-LARGEST, min(LARGEST, balance)),
+        summed_from_ns=summed_from_ns,
+        reserved_nanos=int(reserved),
+    )
 
 
 def _adjust(connection: Connection, *, key: AccountKey, adjustment: StoredAdjustment) -> StoredAdjustment:

@@ -68,6 +68,7 @@ END_RUN: Final = (
         end_time_ns=bindparam("end_time"),
         error=bindparam("end_error"),
         tree_usage=bindparam("end_usage"),
+        reserved_nanos=0,
         open_requests=null(),
         next_expire_time_ns=null(),
     )
@@ -87,7 +88,11 @@ MOVE_RUN: Final = (
 )
 
 
-SPEND: Final = update(tables.runs).where(_runs.run_id == bindparam("run")).values(tree_usage=bindparam("used"))
+SPEND: Final = (
+    update(tables.runs)
+    .where(_runs.run_id == bindparam("run"))
+    .values(tree_usage=bindparam("used"), reserved_nanos=bindparam("reserved"))
+)
 
 
 SET_EVALUATION: Final = (
@@ -285,7 +290,7 @@ class _Derived:
         if projected.begin_time_ns is not None:
             self._run_times.append({**session, "moved": projected.begin_time_ns})
         if projected.tree_usage is not None:
-            self._tree_usage[run_id] = usage_row(run_id, projected.tree_usage)
+            self._tree_usage[run_id] = usage_row(run_id, projected.tree_usage, projected.reserved_nanos)
         if projected.state_json is not None:
             state = state_row(append.tenant_id, append.session_id, run_id, projected.state_json)
             self._session_states[append.tenant_id, append.session_id] = state

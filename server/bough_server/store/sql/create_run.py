@@ -272,6 +272,7 @@ def start_values(start: RunStart) -> dict[str, object]:
         "deadline_time_ns": start.deadline_time_ns,
         "error": None,
         "tree_usage": b"",
+        "reserved_nanos": 0,
         "request_id": start.request_id,
         "request_digest": start.request_digest,
         "open_requests": None,

@@ -127,7 +127,7 @@ def _restore_row(connection: Connection, address: LogAddress, projected: Project
     if projected.run_state is not None:
         connection.execute(MOVE_RUN, run_state_row(address.run_id, projected.run_state))
     if projected.tree_usage is not None:
-        connection.execute(SPEND, usage_row(address.run_id, projected.tree_usage))
+        connection.execute(SPEND, usage_row(address.run_id, projected.tree_usage, projected.reserved_nanos))
     if projected.evaluation is not None:
         connection.execute(SET_EVALUATION, evaluation_row(address.run_id, projected.evaluation))
     if projected.end is not None:

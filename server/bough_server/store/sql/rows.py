@@ -65,9 +65,9 @@ def run_state_row(run_id: str, run_state: RunState) -> Row:
     }
 
 
-def usage_row(run_id: str, tree_usage: bytes) -> Row:
+def usage_row(run_id: str, tree_usage: bytes, reserved_nanos: int) -> Row:
     """Return the parameters of SPEND."""
-    return {"run": run_id, "used": tree_usage}
+    return {"run": run_id, "used": tree_usage, "reserved": reserved_nanos}
 
 
 def evaluation_row(run_id: str, change: EvaluationChange) -> Row:

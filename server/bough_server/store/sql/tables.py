@@ -65,7 +65,8 @@ class RunTable(_Row, table=True):
     `kind` and the columns up to `owner` are in no event; the others are derived from the log. A run of state PENDING
     waits in its session's queue, or holds the session and has not started yet. `evaluation` is what a run is in the
     evaluation that started it; lists use `evaluation_id`, `case_id` and `evaluation_role` of it. `eval_set_name`,
-    `totals` and `verdict` belong to an evaluation.
+    `totals` and `verdict` belong to an evaluation. `reserved_nanos` is what the model calls in flight of a run have
+    reserved, in billionths of the prices' currency.
     """
 
     __tablename__ = "runs"
@@ -100,6 +101,7 @@ class RunTable(_Row, table=True):
             *_NEWEST_FIRST,
             sqlite_where=text("open_requests IS NOT NULL"),
         ),
+        Index("runs_reserving", "tenant_id", "user_id", sqlite_where=text("reserved_nanos != 0")),
         Index("runs_by_expiry", "next_expire_time_ns", sqlite_where=text("next_expire_time_ns IS NOT NULL")),
         Index(
             "runs_of_evaluation",
@@ -149,6 +151,7 @@ class RunTable(_Row, table=True):
     verdict: int = Field(sa_column_kwargs=_ADDED_NUMBER)
     evaluation_role: int = Field(sa_column_kwargs=_ADDED_NUMBER)
     evaluation: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    reserved_nanos: int = Field(sa_column_kwargs=_ADDED_NUMBER)
 
 
 class SessionTable(_Row, table=True):

@@ -403,7 +403,7 @@ export type Account = Message<"bough.v1.Account"> & {
   currencyCode: string;
 
   /**
-   * What model calls in flight have reserved of the balance, as far as this server makes them.
+   * What model calls in flight have reserved of the balance, at all servers.
    *
    * @generated from field: int64 reserved_nanos = 4;
    */
