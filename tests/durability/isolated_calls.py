@@ -175,6 +175,7 @@ SAMPLES: Final[Mapping[str, Sample]] = {
     ),
     "GetUsage": lambda _: v1.GetUsageRequest(page_size=1),
     "ListUsageEntries": lambda _: v1.ListUsageEntriesRequest(page_size=1),
+    "GetQuotas": lambda _: v1.GetQuotasRequest(),
     "GetAccount": lambda _: v1.GetAccountRequest(),
     "AdjustBalance": lambda _: v1.AdjustBalanceRequest(request_id="one", amount_nanos=1, currency_code="USD"),
     "ListAdjustments": lambda _: v1.ListAdjustmentsRequest(page_size=1),

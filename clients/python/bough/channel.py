@@ -66,7 +66,14 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
         "GetSessionState",
         "ReadBlob",
     ),
-    "bough.v1.UsageService": ("GetUsage", "ListUsageEntries", "GetAccount", "AdjustBalance", "ListAdjustments"),
+    "bough.v1.UsageService": (
+        "GetUsage",
+        "ListUsageEntries",
+        "GetQuotas",
+        "GetAccount",
+        "AdjustBalance",
+        "ListAdjustments",
+    ),
 }
 """Idempotent methods by service, which the channel may retry.
 

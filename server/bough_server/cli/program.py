@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "runs": "runs",
     "cancel": "runs",
     "usage": "usage",
+    "quotas": "quotas",
     "account": "account",
     "prune": "prune",
     "doctor": "doctor",

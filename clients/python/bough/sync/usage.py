@@ -86,6 +86,14 @@ class SyncLedger:
             self._stub.ListUsageEntries, request, lambda response: response.entries, timeout=timeout
         )
 
+    def list_quotas(self, user_id: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> list[usage_pb2.QuotaStatus]:
+        """List the quotas in force: the tenant's, if the caller may see them, then those of a user; default: its own.
+
+        Raises CallFailed with PERMISSION_DENIED.
+        """
+        request = build(usage_service_pb2.GetQuotasRequest, user_id=user_id)
+        return list(self._calls.call(self._stub.GetQuotas, request, timeout).quotas)
+
     def get_account(self, user_id: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> usage_pb2.Account:
         """Return the account of a user of the tenant; default: the caller's, or the tenant's if accounts are theirs.
 

@@ -1,4 +1,4 @@
-"""Usage and accounts as text."""
+"""Usage, quotas and accounts as text."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,14 @@ def usage_table(groups: Sequence[usage_pb2.UsageGroup], fields: Sequence[str], w
     names = [field.removesuffix("_id") for field in fields]
     header = [*names, "runs", "calls", "tokens", "charge"]
     rows = [[*(printable(getattr(group, field)) or UNKNOWN for field in fields), *_numbers(group)] for group in groups]
+    return _build_table(header, rows, width, left=len(names))
+
+
+def _build_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, left: int) -> list[Text]:
+    """Return rows below their header, the first `left` columns aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [Text(_align(header, widths, len(names)), style="dim")]
-    return [truncate_line(line, width) for line in [*lines, *(Text(_align(row, widths, len(names))) for row in rows)]]
+    lines = [Text(_align(header, widths, left), style="dim"), *(Text(_align(row, widths, left)) for row in rows)]
+    return [truncate_line(line, width) for line in lines]
 
 
 def _align(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
@@ -34,6 +39,27 @@ def _align(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
 def _numbers(group: usage_pb2.UsageGroup) -> list[str]:
     charge = f"{nanos_text(group.charge_nanos)} {group.currency_code}" if group.currency_code else UNKNOWN
     return [f"{group.runs:,}", f"{group.usage.model_calls:,}", tokens_text(group.usage), charge]
+
+
+def quotas_table(quotas: Sequence[usage_pb2.QuotaStatus], width: int) -> list[Text]:
+    """Return a row for each quota: whose it is, its name, what is used of how much, and when that is reset."""
+    names = [usage_pb2.QuotaKind.Name(one.kind).removeprefix("QUOTA_KIND_").lower() for one in quotas]
+    header = ["of", "quota", "used", "limit", "reset"]
+    rows = [
+        [
+            f"user {printable(one.user_id)}" if one.user_id else "tenant",
+            name,
+            _quota_amount(one, one.used),
+            _quota_amount(one, one.limit),
+            time_text(one.reset_time) if one.HasField("reset_time") else UNKNOWN,
+        ]
+        for name, one in zip(names, quotas, strict=True)
+    ]
+    return _build_table(header, rows, width, left=2)
+
+
+def _quota_amount(quota: usage_pb2.QuotaStatus, number: int) -> str:
+    return f"{nanos_text(number)} {quota.currency_code}" if quota.currency_code else f"{number:,}"
 
 
 def account_text(account: usage_pb2.Account) -> str:
@@ -56,7 +82,4 @@ def adjustments_table(adjustments: Sequence[usage_pb2.Adjustment], width: int) -
         ]
         for one in adjustments
     ]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [Text("  ".join(map(str.ljust, header, widths)).rstrip(), style="dim")]
-    lines += [Text("  ".join(map(str.ljust, row, widths)).rstrip()) for row in rows]
-    return [truncate_line(line, width) for line in lines]
+    return _build_table(header, rows, width, left=len(header))
