@@ -98,7 +98,9 @@ class QuotaExceeded(CallError):
     code = code_pb2.RESOURCE_EXHAUSTED
     reason = error_pb2.ERROR_REASON_QUOTA_EXCEEDED
 
-    def __init__(self, quota: Quota, name: QuotaName, *, retry_delay: float = CONCURRENT_RUNS_DELAY) -> None:
+    def __init__(self, quota: Quota, name: QuotaName, *, retry_delay: float | None = None) -> None:
+        """Default of `retry_delay`: CONCURRENT_RUNS_DELAY."""
+        retry_delay = CONCURRENT_RUNS_DELAY if retry_delay is None else retry_delay
         super().__init__(
             f"Nothing is left of {describe_quota(quota, name)}. Try again in {math.ceil(retry_delay):,} s.",
             details={"quota": name},

@@ -403,6 +403,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "finite_number": "must be a finite number",
     "string_type": "must be text; put it in quotes",
     "string_too_short": "must not be empty",
+    "too_short": "must be a list of at least {min_length}",
     "model_type": "must be a mapping",
     "dict_type": "must be a mapping",
     "tuple_type": "must be a list",

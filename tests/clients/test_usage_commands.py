@@ -69,6 +69,37 @@ async def test_an_account_is_shown_and_adjusted(tmp_path: Path) -> None:
     assert taken.out == "user local: 0.4940 USD\n"
 
 
+async def test_quotas_are_printed(tmp_path: Path) -> None:
+    limits = {"runs_per_minute": 3, "cost_nanos_per_month": 9_000_000}
+    tenants = {"local": {"quotas": limits, "user_quotas": {"concurrent_runs": 2, "tokens_per_day": 10_000}}}
+    async with server_of(project(tmp_path, tenants=tenants)) as port:
+        assert (await bough("run", "lead", "hi", port=port)).code == 0
+        shown = await bough("quotas", port=port)
+        other = await bough("quotas", "bert", "--json", port=port)
+    header, *rows = (line.split() for line in shown.out.splitlines())
+    assert header == ["of", "quota", "used", "limit", "reset"]
+    assert [row[:-2] for row in rows if row[2] != "concurrent_runs"] == [
+        ["tenant", "runs_per_minute", "1", "3"],
+        ["tenant", "cost_nanos_per_month", "0.0060", "USD", "0.0090", "USD"],
+        ["user", "local", "tokens_per_day", "4,500", "10,000"],
+    ]
+    assert ["user", "local", "concurrent_runs", "0", "2", "-"] in rows
+    statuses = [
+        json_format.ParseDict(each, usage_pb2.QuotaStatus()) for each in map(json.loads, other.out.splitlines())
+    ]
+    assert [(status.user_id, status.used) for status in statuses] == [
+        ("", 1),
+        ("", 6_000_000),
+        ("bert", 0),
+        ("bert", 0),
+    ]
+
+
+async def test_a_server_without_quotas_says_so(tmp_path: Path) -> None:
+    async with server_of(project(tmp_path)) as port:
+        assert (await bough("quotas", port=port)).out == "There are no quotas.\n"
+
+
 @pytest.mark.parametrize("amount", ["0", "1.0000000001", "much", "NaN", "10000000000"])
 async def test_an_amount_that_is_no_amount_is_refused(amount: str) -> None:
     ended = await bough("account", "adjust", amount, "USD", "--user", "anne", "--request-id", "p1")

@@ -91,7 +91,7 @@ class AgentCatalog:
     ) -> None:
         """`models` are those that exist for tenants, by their ids: None for all; `"*"` for tenants that it lacks.
 
-        Raises KeyError for an unknown model.
+        Raises ConfigurationError for an unknown model.
         """
         self.registry = registry
         """The whole catalog of the operator."""

@@ -56,9 +56,12 @@ class SelectedModels:
     """Some of the configured models, with the aliases of them; the others do not exist."""
 
     def __init__(self, models: ListedModels, names: Iterable[str]) -> None:
-        """Raises KeyError for a name of no model."""
+        """Raises ConfigurationError for a name of no model."""
         self._models = models
-        self._selected = frozenset(models.get(name).name for name in names)
+        try:
+            self._selected = frozenset(models.get(name).name for name in names)
+        except KeyError as error:
+            raise ConfigurationError(f"`tenants` names the model {error}, which is not configured.") from None
 
     def get(self, name: str) -> Model:
         """Return the model of a name, following aliases. Raises KeyError."""
@@ -124,7 +127,7 @@ class Registry:
         self.resolver = replace(self.resolver, agents=agents)
 
     def select_models(self, names: Iterable[str]) -> "Registry":
-        """Return this catalog with some of the models, and the aliases of them. Raises KeyError for an unknown name."""
+        """Return this catalog with some of the models, and the aliases of them. Raises ConfigurationError."""
         selected = copy(self)
         selected._models = SelectedModels(self._models, names)
         selected.resolver = replace(self.resolver, models=selected._models)
