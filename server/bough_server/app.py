@@ -422,6 +422,7 @@ def _run_dependencies(
             store.usage,
             store.run_counter,
             currency_code=settings.currency,
+            worker=worker,
             clock=clock,
             metrics=metrics,
         ),

@@ -70,7 +70,8 @@ async def test_a_quota_of_users_is_of_each_of_them_and_not_of_the_servers_own(tm
     }
     async with harness(tmp_path, floor, quotas=Quotas(tenants=quotas)) as it:
         runs = [await it.start("speaker", "one", principal=principal) for principal in (ME, BERT, RULES, RULES)]
-        assert (await refused(it, principal=ME)).subject == f"tenant:{ME.tenant_id}"
+        assert (await refused(it, principal=ME)).subject == f"user:{ME.user_id}"
+        assert (await refused(it, principal=RULES)).subject == f"tenant:{ME.tenant_id}"
         floor.let("one")
         assert {await end_of(it, run) for run in runs} == {"run_completed"}
 

@@ -197,3 +197,26 @@ async def test_what_another_server_used_counts_as_soon_as_the_sum_is_read_again(
         for harness in (one, other):
             await harness.dependencies.quotas.amounts.refresh_all()
             assert (await refused(harness)).name == "tokens_per_day"
+
+
+async def test_what_a_call_of_another_server_has_reserved_is_no_longer_left(tmp_path: Path) -> None:
+    if not is_postgres(database_in(tmp_path)):
+        pytest.skip("one server has the file")
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def gate(agent: str, turn: int, chunk: int) -> None:
+        is_asked.set()
+        await may_answer.wait()
+
+    limited = quotas(cost_nanos_per_month=3 * COST)
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(open_team(tmp_path, script(p=[TURN]), spender(), quotas=limited, gate=gate))
+            for _ in range(2)
+        ]
+        run = await one.start("p")  # its call reserves a little more than two million
+        await is_asked.wait()
+        failed = await other.turn("p")
+        assert failed[-1].run_failed.error.reason == REFUSED
+        may_answer.set()
+        assert answer_of(await one.log(run)) == "Done."

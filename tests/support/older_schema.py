@@ -7,6 +7,8 @@ BEFORE_LABELS = "0011"
 BEFORE_CHARGES = "0013"
 
 CHARGES_UNDONE = (
+    "DROP INDEX runs_by_state",
+    "CREATE INDEX runs_by_state ON runs (tenant_id, state, create_time_ns, run_id)",
     "DROP TABLE adjustments",
     "DROP TABLE account_snapshots",
     "DROP INDEX runs_reserving",
@@ -32,7 +34,7 @@ def undo_labels(url: str) -> None:
 
 
 def undo_charges(url: str) -> None:
-    """Undo the newest migrations: accounts, the columns of charges and starts, and the indexes of sums."""
+    """Undo the newest migrations: the wider index of states, accounts, the columns of charges and starts, and the indexes of sums."""
     for statement in CHARGES_UNDONE:
         execute(url, statement)
     execute(url, f"UPDATE alembic_version SET version_num = '{BEFORE_CHARGES}'")

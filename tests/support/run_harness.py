@@ -298,6 +298,7 @@ async def open_harness(
             store.usage,
             store.run_counter,
             currency_code="USD",
+            worker=worker,
             clock=clock,
             metrics=metrics,
         ),

@@ -64,12 +64,13 @@ class RunQuotas:
         counter: RunCounter,
         *,
         currency_code: str,
+        worker: str,
         clock: Clock,
         metrics: Metrics | None = None,
     ) -> None:
-        """`currency_code` is the currency of all prices."""
+        """`currency_code` is the currency of all prices, `worker` the name under which this server owns runs."""
         self._quotas, self._ledger, self._counter, self._metrics = quotas, ledger, counter, metrics
-        self.currency_code, self.clock = currency_code, clock
+        self.currency_code, self._worker, self.clock = currency_code, worker, clock
         self.amounts = SharedAmounts(self._read_rests, clock)
         """What is left of quotas of tokens and of cost."""
 
@@ -135,7 +136,13 @@ class RunQuotas:
         return status
 
     async def _read_rests(self, periods: Sequence[QuotaPeriod]) -> Sequence[int]:
-        return [period.limit - await self._read_used(period) for period in periods]
+        return [period.limit - await self._read_used(period) - await self._read_reserved(period) for period in periods]
+
+    async def _read_reserved(self, period: QuotaPeriod) -> int:
+        """Return what runs of other servers have reserved, which is known of costs only."""
+        if period.name != _COST:
+            return 0
+        return await self._counter.sum_reserved(period.quota, but_worker=self._worker)
 
     async def _read_used(self, period: QuotaPeriod) -> int:
         quota = period.quota

@@ -86,10 +86,14 @@ class RunCounts:
 
 
 class RunCounter(Protocol):
-    """Counts of runs, as quotas on them are checked."""
+    """Counts of the runs of a quota's tenant or user, as quotas on them are checked."""
 
     async def count_runs(self, quota: Quota, *, now_ns: int) -> RunCounts:
         """Return the runs of a quota's tenant or user at a time in nanoseconds since the Unix epoch."""
+        ...
+
+    async def sum_reserved(self, quota: Quota, *, but_worker: str) -> int:
+        """Return what model calls in flight have reserved of costs, those of runs of one worker left out."""
         ...
 
 

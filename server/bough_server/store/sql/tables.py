@@ -81,7 +81,8 @@ class RunTable(_Row, table=True):
         Index("evaluations_of_user", *_OF_USER, sqlite_where=text("kind = 1")),
         Index("runs_of_session", *_SESSION, "create_time_ns", "run_id"),
         Index("runs_of_agent", "tenant_id", "agent", "create_time_ns", "run_id"),
-        Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id"),
+        # The last two only so that quotas count runs without reading their rows.
+        Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id", "kind", "user_id"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
         Index(
             "runs_by_owner",
