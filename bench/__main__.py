@@ -31,6 +31,7 @@ CASES: Final = {
     "catch-up": "catch_up",
     "append": "append",
     "append-postgres": "append_postgres",
+    "usage": "usage",
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",
