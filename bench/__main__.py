@@ -32,6 +32,7 @@ CASES: Final = {
     "append": "append",
     "append-postgres": "append_postgres",
     "starts": "starts",
+    "usage": "usage",
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",

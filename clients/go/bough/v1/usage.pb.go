@@ -790,7 +790,7 @@ type Adjustment struct {
 	CurrencyCode string `protobuf:"bytes,4,opt,name=currency_code,json=currencyCode,proto3" json:"currency_code,omitempty"`
 	// What the caller noted about it.
 	Note string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
-	// When it was made.
+	// When it was made, by the clock of the server that recorded it.
 	Time *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
 	// The user who made it.
 	MadeBy        string `protobuf:"bytes,7,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`

@@ -446,7 +446,7 @@ class Adjustment(_message.Message):
     """The user who made it."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """When it was made, by the clock of the server that recorded it."""
 
     def __init__(
         self,

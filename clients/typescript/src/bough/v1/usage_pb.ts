@@ -466,7 +466,7 @@ export type Adjustment = Message<"bough.v1.Adjustment"> & {
   note: string;
 
   /**
-   * When it was made.
+   * When it was made, by the clock of the server that recorded it.
    *
    * @generated from field: google.protobuf.Timestamp time = 6;
    */
