@@ -31,6 +31,8 @@ CASES: Final = {
     "catch-up": "catch_up",
     "append": "append",
     "append-postgres": "append_postgres",
+    "starts": "starts",
+    "usage": "usage",
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",

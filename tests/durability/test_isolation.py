@@ -34,6 +34,7 @@ OPEN_TO_READERS: Final = frozenset(
     {
         *("WatchRun.run_id", "GetRun.run_id", "GetInvocation.run_id", "ForkRun.run_id", "ListRuns.filter.session_id"),
         "ListRuns.filter.evaluation_id",
+        *(f"{call}.filter.{name}" for call in ("GetUsage", "ListUsageEntries") for name in ("run_id", "session_id")),
         *("GetSession.session_id", "ListMessages.session_id", "GetSessionState.session_id", "ReadBlob.session_id"),
         *("WatchEvaluation.evaluation_id", "GetEvaluation.evaluation_id", "ListCaseResults.evaluation_id"),
         *("CompareEvaluations.baseline.evaluation_id", "CompareEvaluations.candidate.evaluation_id"),
@@ -206,7 +207,7 @@ def absent_of(kind: str, value: str) -> str:
 async def call(caller: CallerStubs, named: Named, request: Message) -> Sequence[Message]:
     """Make a call and return its responses."""
     service = {"AccessService": caller.access, "AgentService": caller.agents, "CatalogService": caller.catalog}
-    service |= {"EvalService": caller.trees, "SessionService": caller.sessions}
+    service |= {"EvalService": caller.trees, "SessionService": caller.sessions, "UsageService": caller.usage}
     method = getattr(service[named.method.containing_service.name], named.method.name)
     if named.method.client_streaming:
         return [await method(iter([request]))]

@@ -1,7 +1,7 @@
 """Sections of the settings, and of the file of API keys, that say who may call."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, ValidationInfo, model_validator
 
 from bough.v1 import options_pb2
+from bough_server.documents.yaml import FieldPath, suggestion
 from bough_server.identity import OWN_USERS, RUN, Role, is_group, is_tenant, is_user
-from bough_server.settings_sections import Seconds, Section
+from bough_server.quotas import TenantQuotas
+from bough_server.settings_sections import QuotaSection, Seconds, Section
 
 RoleName: TypeAlias = Literal["RUN", "READ", "ADMIN", "BILLING"]
 ActsFor: TypeAlias = Literal["users", "tenants"]
@@ -204,7 +206,28 @@ class AuthSection(Section):
 
 
 class TenantSection(Section):
-    """A tenant."""
+    """A tenant: the models that exist for it, and its quotas."""
+
+    models: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """The models that exist for the tenant, with the aliases of them. Unset: all."""
+    quotas: QuotaSection = QuotaSection()
+    """Quotas of the tenant: all of its users together."""
+    user_quotas: QuotaSection = QuotaSection()
+    """Quotas of each user of the tenant."""
+
+    def limits(self) -> TenantQuotas:
+        """Return the quotas as a plain value."""
+        return TenantQuotas(of_tenant=self.quotas.limits(), of_user=self.user_quotas.limits())
+
+
+def list_tenant_problems(tenants: Mapping[str, TenantSection], models: Collection[str]) -> list[tuple[FieldPath, str]]:
+    """Return a problem for each model of a tenant that is not configured."""
+    return [
+        (("tenants", tenant, "models", index), f"There is no model {name!r}.{suggestion(name, models)}")
+        for tenant, section in tenants.items()
+        for index, name in enumerate(section.models or ())
+        if name not in models
+    ]
 
 
 class KeySection(Section):

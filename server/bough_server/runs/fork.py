@@ -285,7 +285,7 @@ class RunForker:
         policy = effective_policy(request.policy, dependencies.defaults) if has_policy else None
         point = find_fork_point(request, log, last_sequence=last_sequence, policy=policy)
         try:
-            resolver = await self._takeover.restore_resolver(point.shared)
+            resolver = await self._takeover.restore_resolver(address.principal, point.shared)
             fork = build_fork(request, point, origin=origin, resolver=resolver, address=address)
             _set_policy(fork.events[0].run_forked, point, policy=policy, deadline_time_ns=deadline_time_ns)
             record = self._build_row(address, point, fork)
@@ -309,6 +309,7 @@ class RunForker:
                 log_events=to_log_events(fork.events, after=forked.origin.sequence, now_ns=created, files=files),
                 definitions={revision(each): each for each in fork.definitions},
                 owner=run_row.owner,
+                quotas=self._dependencies.quotas.find_on_starts(run_row.principal),
             )
         )
 

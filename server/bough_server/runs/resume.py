@@ -224,7 +224,7 @@ class RunResumer:
 
         `check` raises the error of a user who may not answer; None if another server has judged that.
         Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
-        parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
+        parked), RequestIdReused, SessionBusy, InsufficientBalance, ServerStopping and StorageFailed.
         """
         given = copy_of(request)  # sent to another worker as it is
         request, files = await extract_files_within(request, most=self._dependencies.max_files_bytes, field="answers")
@@ -243,6 +243,7 @@ class RunResumer:
             checked = check_answers(request, log, digest=digest, user_id=user_id)
             if not checked.fresh:
                 return ResumeOutcome(run_row=record, since=checked.since)
+            await self._dependencies.check_spending(record.principal)
             await self._check_files(record, files)
             if live is not None:
                 since = await self._answer(live, checked, files)

@@ -28,6 +28,7 @@ from bough.v1 import (
     execution_pb2,
     follow_pb2,
     session_service_pb2_grpc,
+    usage_service_pb2_grpc,
 )
 
 Line = Mapping[str, Any]
@@ -37,6 +38,7 @@ STUBS: Final[Mapping[str, Any]] = {
     "CatalogService": catalog_service_pb2_grpc.CatalogServiceStub,
     "EvalService": eval_service_pb2_grpc.EvalServiceStub,
     "SessionService": session_service_pb2_grpc.SessionServiceStub,
+    "UsageService": usage_service_pb2_grpc.UsageServiceStub,
 }
 
 

@@ -1112,6 +1112,7 @@ class LlmStarted(_message.Message):
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     RESERVED_COST_NANOS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    RESERVED_CURRENCY_CODE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, by its name in the server's configuration; aliases are resolved."""
     provider: _builtins.str
@@ -1125,6 +1126,10 @@ class LlmStarted(_message.Message):
     """
     reserved_cost_nanos: _builtins.int
     """The same as a cost, at the price of the model that is asked first; 0 if it has none."""
+    reserved_currency_code: _builtins.str
+    """The ISO 4217 code of the currency of reserved_cost_nanos; empty if that is 0, and in logs of older servers. An attempt that
+    was answered and whose usage is never reported is charged the reservation, if this is set.
+    """
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tools that are offered to the model, in order."""
@@ -1143,10 +1148,11 @@ class LlmStarted(_message.Message):
         reserved_tokens: _builtins.int = ...,
         reserved_cost_nanos: _builtins.int = ...,
         settings: _model_pb2.ModelSettings | None = ...,
+        reserved_currency_code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "reserved_cost_nanos", b"reserved_cost_nanos", "reserved_tokens", b"reserved_tokens", "settings", b"settings", "tool_names", b"tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "reserved_cost_nanos", b"reserved_cost_nanos", "reserved_currency_code", b"reserved_currency_code", "reserved_tokens", b"reserved_tokens", "settings", b"settings", "tool_names", b"tool_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1241,6 +1247,7 @@ class LlmRetrying(_message.Message):
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
     FAULT_INDEX_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     reason: Global___RetryReason.ValueType
     """Why the call is retried."""
     next_model: _builtins.str
@@ -1250,6 +1257,10 @@ class LlmRetrying(_message.Message):
     fault_index: _builtins.int
     """The fault that an evaluation injected into the failed attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
     attempt went to no provider, but `not_sent` is false: it counts as a model call.
+    """
+    unanswered: _builtins.bool
+    """Whether the failed attempt was sent, but failed before its provider had sent any of an answer. If so it is charged what its
+    provider reported, and nothing if it reported nothing.
     """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
@@ -1273,10 +1284,11 @@ class LlmRetrying(_message.Message):
         lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
         fault_index: _builtins.int | None = ...,
+        unanswered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "next_model", b"next_model", "not_sent", b"not_sent", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "next_model", b"next_model", "not_sent", b"not_sent", "reason", b"reason", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
     _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015
@@ -1318,12 +1330,15 @@ class LlmFailed(_message.Message):
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
     FAULT_INDEX_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     not_sent: _builtins.bool
     """Whether the last attempt was never sent to a provider. If so it does not count as a model call."""
     fault_index: _builtins.int
     """The fault that an evaluation injected into the last attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
     attempt went to no provider, but `not_sent` is false: it counts as a model call.
     """
+    unanswered: _builtins.bool
+    """Whether the last attempt was sent, but failed before its provider had sent any of an answer, as in LlmRetrying."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why the last attempt failed, or why the call was refused."""
@@ -1339,10 +1354,11 @@ class LlmFailed(_message.Message):
         lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
         fault_index: _builtins.int | None = ...,
+        unanswered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "not_sent", b"not_sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "not_sent", b"not_sent", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
     _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final
 
 from bough.v1 import (
@@ -21,7 +22,7 @@ from bough_server.errors import CallError, NotFound, ServerStopping, SessionExis
 from bough_server.evals.job.answers import answers_to
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.mock_uses import build_remaining_mocks, count_mock_uses
-from bough_server.evals.job.model_runs import ModelRuns, build_policy
+from bough_server.evals.job.model_runs import ModelRuns, build_policy, start_within_quotas
 from bough_server.evals.job.simulated_users import speak
 from bough_server.evals.job.trial_runs import CaseTrial, NotScorable, TrialRuns
 from bough_server.evals.metrics.run_outcome import find_expected_state, needs_state
@@ -190,12 +191,13 @@ class TrialRunner:
     ) -> RunRow:
         """Start a turn, or find the run that was started for it before."""
         if number == 0 and case.HasField("origin"):
-            record = await self._fork(case, named, mocks)
+            start = partial(self._fork, case, named, mocks)
         else:
             if number == 0:
                 await self._prepare_session(case, named)
             turn = case.turns[number]
-            record = await self._start(case, named, turn, session=session_id, number=number, mocks=mocks)
+            start = partial(self._start, case, named, turn, session=session_id, number=number, mocks=mocks)
+        record = await start_within_quotas(start, clock=self._dependencies.clock, is_cancelled=self._is_cancelled)
         if self._is_cancelled():  # while the run was created, unseen by cancel_all
             await self._cancel(record.run.run_id, note="")
         return record

@@ -75,8 +75,8 @@ class Evaluations:
 
         `trace` is the caller's; the runs are part of it. `scope`: where the baseline, and the runs that
         cases name, are looked up; default: among the principal's own.
-        Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, ServerStopping and
-        StorageFailed.
+        Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, InsufficientBalance,
+        ServerStopping and StorageFailed.
         """
         self._refuse_while_stopping()
         request.DiscardUnknownFields()
@@ -85,6 +85,7 @@ class Evaluations:
             earlier = await self.dependencies.store.evaluations.find_request(principal, request.request_id)
             if earlier is not None:
                 return _same_request(earlier, digest, request.request_id)
+        await self.dependencies.runs.check_spending(principal)
         baseline = None
         if request.HasField("baseline"):
             baseline = await self.baseline(

@@ -14,7 +14,7 @@ from bough.v1 import (
     invocation_pb2,
     usage_pb2,
 )
-from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
+from bough_server.errors import Fenced, InsufficientBalance, RunError, ServerStopping, StorageFailed
 from bough_server.evals.job.baseline_agents import explain_missing_pins, read_pinned_definitions
 from bough_server.evals.job.case_trials import TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
@@ -29,6 +29,7 @@ from bough_server.evals.sets.eval_set import is_recorded
 from bough_server.identity import WholeTenant
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
+from bough_server.quotas import QuotaExceeded
 from bough_server.store.ports.evaluations import EvaluationRow
 from bough_server.store.ports.log import EvaluationLogEvent
 from bough_server.threads import run_in_thread
@@ -235,7 +236,7 @@ class LiveEvaluation:
     async def _execute_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> None:
         case, named = planned.eval_case, self._runner.build_trial(planned, trial)
         # A trial that has begun is finished: its runs are paid for, and a restart must not change its result.
-        if (used_up := self._check_budget()) and (case.id, trial) not in self._fold.started:
+        if (case.id, trial) not in self._fold.started and (used_up := await self._explain_end()):
             await self._record_score(planned, build_not_evaluated_result(case, trial, used_up), ())
             return
         if (case.id, trial) not in self._fold.started:
@@ -375,6 +376,19 @@ class LiveEvaluation:
         end.evaluation_completed.verdict = totaled.evaluation_totaled.verdict
         # In one transaction: if a server crashed in between, the next would compute the verdict again.
         await self._recorder.record(totaled, end)
+
+    async def _explain_end(self) -> str:
+        """Return a sentence if no further trial may begin, else an empty text.
+
+        What ends it is its budget, a quota of tokens or cost, or the balance of its user.
+        """
+        if used_up := self._check_budget():
+            return used_up
+        try:
+            await self._dependencies.runs.check_spending(self.record.principal)
+        except (InsufficientBalance, QuotaExceeded) as error:
+            return error.message
+        return ""
 
     def _check_budget(self) -> str:
         """Return a sentence if the budget of the evaluation is used up, else an empty text."""
