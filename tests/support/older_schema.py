@@ -34,7 +34,7 @@ def undo_labels(url: str) -> None:
 
 
 def undo_charges(url: str) -> None:
-    """Undo the newest migrations: the wider index of states, accounts, the columns of charges and starts, and the indexes of sums."""
+    """Undo the newest migrations: the wider index of states, accounts, charges and starts, and the indexes of sums."""
     for statement in CHARGES_UNDONE:
         execute(url, statement)
     execute(url, f"UPDATE alembic_version SET version_num = '{BEFORE_CHARGES}'")
