@@ -241,3 +241,21 @@ async def test_a_server_without_accounts_says_so(server: Served) -> None:
     off = (grpc.StatusCode.FAILED_PRECONDITION, "NOT_INSTALLED")
     assert await refusal(as_(server, "bill").usage.AdjustBalance(top_up())) == off
     assert await refusal(as_(server, "anne").usage.GetAccount(v1.GetAccountRequest())) == off
+
+
+async def test_an_evaluation_begins_no_trial_that_its_user_cannot_pay_and_ends(prepaid: Served) -> None:
+    await as_(prepaid, "bill").usage.AdjustBalance(top_up(amount=5_000_000))
+    cases = [v1.EvalCase(id=name, turns=[v1.EvalTurn(user="hi")]) for name in ("a", "b", "c")]
+    request = v1.EvaluateRequest(eval_set=v1.EvalSet(name="s", agent="desk", cases=cases), max_concurrency=1)
+    call = as_(prepaid, "anne").trees.Evaluate(request)
+    events = [event async for response in call for event in response.batch.events]
+    assert events[-1].HasField("evaluation_completed")
+    begun = [event.case_trial_started.case_id for event in events if event.HasField("case_trial_started")]
+    assert begun == ["a", "b"], "something is left for the second one"
+    results = as_(prepaid, "anne").trees.ListCaseResults(
+        v1.ListCaseResultsRequest(evaluation_id=events[0].evaluation_id)
+    )
+    reasons = {result.case_id: str(result) for result in (await results).cases}
+    assert "Nothing is left of the account of the user" in reasons["c"]
+    account = (await as_(prepaid, "anne").usage.GetAccount(v1.GetAccountRequest())).account
+    assert account.balance_nanos == 5_000_000 - 4_000_000 - 2_000_000, "its second call was not sent"

@@ -15,9 +15,7 @@ from sqlalchemy import (
     Integer,
     Row,
     Select,
-    and_,
     bindparam,
-    case,
     func,
     literal,
     literal_column,
@@ -49,9 +47,9 @@ TOKENS: Final = func.coalesce(
     literal_column("0"),
 )
 IS_START: Final = _usage.kind == literal_column(str(int(LineKind.START)))
-STARTS: Final = func.sum(case((IS_START, literal_column("1")), else_=literal_column("0")))
+STARTS: Final = func.sum(_usage.kind)  # of which 1 is a start
 
-_HALF: Final = literal_column("4294967296", Integer())
+_HALF_BITS, _HALF = literal_column("32", Integer()), literal_column("4294967295", Integer())
 LARGEST: Final = 2**63 - 1
 
 _DAY_NS: Final = 86_400_000_000_000
@@ -68,27 +66,13 @@ _DIMENSIONS: Final[Mapping[str, tuple[usage_pb2.UsageDimension.ValueType, Column
 """Fields of UsageGroup that lines can be grouped by, in the order of groups, and what they are in SQL; the day is a
 number of days since 1970."""
 
-_ATTEMPTS: Final = func.sum(case((IS_START, literal_column("0")), else_=literal_column("1")))
-
-
-def _count_attempts(*unknown: ColumnElement[Any]) -> ColumnElement[int]:
-    """Return the number of attempts of which these columns are all unknown."""
-    condition = and_(~IS_START, *(column.is_(None) for column in unknown))
-    return func.sum(case((condition, literal_column("1")), else_=literal_column("0")))
-
-
-_SUMS: Final = {
-    "runs": STARTS,
-    "model_calls": _ATTEMPTS,
-    "model_calls_without_usage": _count_attempts(_usage.input_tokens, _usage.output_tokens, _usage.total_tokens),
-    "model_calls_without_cost": _count_attempts(_usage.cost_nanos),
-    **{name: func.sum(_usage[name]) for name in NUMBERS if name != "cost_nanos"},
-}
+_TOKENS: Final = tuple(name for name in NUMBERS if name != "cost_nanos")
 
 
 def sum_halves(number: ColumnElement[int]) -> tuple[ColumnElement[int], ColumnElement[int]]:
     """Return the sums of a number's upper and lower 32 bits: a sum of whole numbers may be too large for SQLite."""
-    return func.coalesce(func.sum(number // _HALF), 0), func.coalesce(func.sum(number % _HALF), 0)
+    upper, lower = number.bitwise_rshift(_HALF_BITS), number.bitwise_and(_HALF)
+    return func.coalesce(func.sum(upper), 0), func.coalesce(func.sum(lower), 0)
 
 
 def join_halves(upper: int, lower: int) -> int:
@@ -135,6 +119,10 @@ class SqlUsageLedger:
         statement = _select_groups(scope, usage_filter, fields, after)
 
         def read(connection: Connection) -> tuple[list[_Group], bool]:
+            if not fields and after is None:
+                total = connection.execute(_select_total(scope, usage_filter)).one()
+                if total.lowest is None or total.lowest == total.currency_code:
+                    return [_Group.of(total[1:])] if total.lines else [], False
             # A group has one row in each currency, and one more if some of its lines have none.
             with connection.execute(statement.limit(2 * page.size + 2).execution_options(**IN_PIECES)) as rows:
                 groups = list(islice(_merge(map(_Group.of, rows)), page.size + 1))
@@ -227,18 +215,22 @@ class _Group:
     sums: Sums
 
     @classmethod
-    def of(cls, row: Row[Any]) -> "_Group":
-        """Return a row as a group."""
-        *values, currency, charge_upper, charge_lower, cost_upper, cost_lower, has_cost = row[: -len(_SUMS)]
-        found = zip(_SUMS, row[-len(_SUMS) :], strict=True)
-        numbers = {name: int(number) for name, number in found if number is not None}
-        if has_cost:
-            numbers["cost_nanos"] = join_halves(cost_upper, cost_lower)
+    def of(cls, row: Sequence[Any]) -> "_Group":
+        """Return the values of some dimensions, a currency and `_sums` as a group."""
+        sums = row[-len(_SUMS) :]
+        *values, currency = row[: -len(_SUMS)]
+        lines, starts, known, priced, *rest = sums
+        attempts = lines - int(starts)
+        numbers = {name: int(number) for name, number in zip(_TOKENS, rest[4:], strict=True) if number is not None}
+        counts = {"model_calls_without_usage": attempts - known, "model_calls_without_cost": attempts - priced}
+        numbers |= {"model_calls": attempts, **counts}
+        if priced:
+            numbers["cost_nanos"] = join_halves(*rest[2:4])
         return cls(
             values=values,
-            charge=Charge(nanos=join_halves(charge_upper, charge_lower), currency_code=currency),
-            runs=numbers.pop("runs"),
-            sums=Sums(numbers, currency if has_cost else ""),
+            charge=Charge(nanos=join_halves(*rest[:2]), currency_code=currency),
+            runs=int(starts),
+            sums=Sums(numbers, currency if priced else ""),
         )
 
     @property
@@ -279,17 +271,33 @@ def _merge(groups: Iterable[_Group]) -> Iterator[_Group]:
         yield waiting
 
 
+_SUMS: Final = (
+    func.count().label("lines"),
+    func.coalesce(STARTS, 0),
+    func.count(func.coalesce(_usage.input_tokens, _usage.output_tokens, _usage.total_tokens)),
+    func.count(_usage.cost_nanos),
+    *sum_halves(CHARGE),
+    *sum_halves(_usage.cost_nanos),
+    *(func.sum(_usage[name]) for name in _TOKENS),
+)
+
+
+def _select_total(scope: Scope, usage_filter: UsageFilter) -> Select[Any]:
+    """Return the query of all lines as one group, with the lowest and the highest currency.
+
+    Most sums are in one currency; to group lines that come in the order of time, they would have to be sorted.
+    """
+    currency = _usage.currency_code
+    lowest, highest = func.min(func.nullif(currency, "")), func.coalesce(func.max(currency), "")
+    keys = lowest.label("lowest"), highest.label("currency_code")
+    return select(*keys, *_SUMS).where(*_conditions(scope, usage_filter))
+
+
 def _select_groups(
     scope: Scope, usage_filter: UsageFilter, fields: Sequence[str], after: Sequence[_Value] | None
 ) -> Select[Any]:
     keys = [*(_DIMENSIONS[field][1] for field in fields), _usage.currency_code]
-    cost = _usage.cost_nanos
-    statement = (
-        select(*keys, *sum_halves(CHARGE), *sum_halves(cost), func.count(cost), *_SUMS.values())
-        .where(*_conditions(scope, usage_filter))
-        .group_by(*keys)
-        .order_by(*keys)
-    )
+    statement = select(*keys, *_SUMS).where(*_conditions(scope, usage_filter)).group_by(*keys).order_by(*keys)
     return statement if after is None else statement.where(tuple_(*keys) > tuple_(*map(literal, after)))
 
 
