@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -31,7 +31,7 @@ COST: Final = 1_000_000
 BERT: Final = Principal(tenant_id=ME.tenant_id, user_id="bert")
 
 
-def spender(name: str = "p", *, most: int = 1_000, **fields: object) -> agent_pb2.AgentDefinition:
+def spender(name: str = "p", *, most: int = 1_000, **fields: Any) -> agent_pb2.AgentDefinition:
     """Return an agent whose calls reserve a little more than so many tokens."""
     return llm(name, settings=model_pb2.ModelSettings(max_output_tokens=most), **fields)
 

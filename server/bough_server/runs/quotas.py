@@ -40,6 +40,8 @@ class QuotaPeriod:
 
 def list_periods(quotas: Sequence[Quota], now_ns: int) -> list[QuotaPeriod]:
     """Return the periods, in UTC, of the quotas of tokens and of cost at a time."""
+    if not quotas:
+        return []
     now = datetime.fromtimestamp(now_ns // 10**9, UTC)
     day = now.replace(hour=0, minute=0, second=0)
     month = day.replace(day=1)
