@@ -42,11 +42,6 @@ class QuotaLimits:
         """True if one of them is checked in the transaction that creates a run."""
         return self.concurrent_runs is not None or self.runs_per_minute is not None
 
-    @property
-    def bounds_spending(self) -> bool:
-        """True if one of them is on what model calls use."""
-        return self.tokens_per_day is not None or self.cost_nanos_per_month is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
@@ -75,7 +70,9 @@ class Quotas:
     def find(self, principal: Principal) -> list[Quota]:
         """Return the quotas on what a principal's user does; on the server's own users there are only the tenant's."""
         tenant_id, user_id = principal.tenant_id, principal.user_id
-        found = self.tenants.get(tenant_id) or self.tenants.get("*") or TenantQuotas()
+        found = self.tenants.get(tenant_id) or self.tenants.get("*")
+        if found is None:
+            return []
         quotas = [Quota(tenant_id=tenant_id, user_id=None, limits=found.of_tenant)]
         if not user_id.startswith(OWN_USERS):
             quotas.append(Quota(tenant_id=tenant_id, user_id=user_id, limits=found.of_user))

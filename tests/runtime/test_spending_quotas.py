@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -18,6 +18,8 @@ from tests.support.databases import database_in, in_each_database
 from tests.support.held_clock import HeldClock
 from tests.support.log_readings import answer_of, check_replay, having
 from tests.support.run_harness import ME, RunHarness
+from tests.support.session_agents import Floor, answer_to, state_of
+from tests.support.session_agents import harness as agents_on
 from tests.support.teams import call, calls, llm, open_team, script
 
 pytestmark = in_each_database
@@ -29,7 +31,7 @@ COST: Final = 1_000_000
 BERT: Final = Principal(tenant_id=ME.tenant_id, user_id="bert")
 
 
-def spender(name: str = "p", *, most: int = 1_000, **fields: object) -> agent_pb2.AgentDefinition:
+def spender(name: str = "p", *, most: int = 1_000, **fields: Any) -> agent_pb2.AgentDefinition:
     """Return an agent whose calls reserve a little more than so many tokens."""
     return llm(name, settings=model_pb2.ModelSettings(max_output_tokens=most), **fields)
 
@@ -220,3 +222,44 @@ async def test_what_a_call_of_another_server_has_reserved_is_no_longer_left(tmp_
         assert failed[-1].run_failed.error.reason == REFUSED
         may_answer.set()
         assert answer_of(await one.log(run)) == "Done."
+
+
+async def test_servers_whose_clocks_differ_at_midnight_count_each_line_in_one_day(tmp_path: Path) -> None:
+    if not is_postgres(database_in(tmp_path)):
+        pytest.skip("one server has the file")
+    clocks = [HeldClock(at(2026, 11, 27, 23, 59) + second * 10**9) for second in (45, 75)]
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(
+                open_team(
+                    tmp_path, script(p=[TURN]), spender(most=500), quotas=quotas(tokens_per_day=2_000), clock=clock
+                )
+            )
+            for clock in clocks
+        ]
+        for harness in (*servers, *servers):
+            assert answer_of(await harness.turn("p")) == "Done."
+        errors = [await refused(harness) for harness in servers]
+        assert [error.retry_delay for error in errors] == [15.0, 86_385.0]
+        midnight = at(2026, 11, 28)
+        ledger = servers[0].store.usage
+        sums = [
+            (await ledger.sum_lines(ME.tenant_id, from_ns=begin, before_ns=end)).tokens
+            for begin, end in ((0, midnight), (midnight, None), (0, None))
+        ]
+        assert sums == [2_000, 2_000, 4_000]
+
+
+async def test_an_answer_waits_until_there_are_tokens_for_the_run(tmp_path: Path) -> None:
+    floor = Floor()
+    async with agents_on(tmp_path, floor) as harness:
+        run = await harness.start("asker", "why?")
+        await harness.until_interrupted(run)
+    async with agents_on(tmp_path, floor, quotas=quotas(tokens_per_day=0)) as harness:
+        (question,) = (await harness.runs.get(ME, run.run_id)).run.open_requests
+        with pytest.raises(QuotaExceeded):
+            await harness.resume(run, answer_to(question, "so"))
+        assert await state_of(harness, run) == execution_pb2.EXECUTION_STATE_INPUT_REQUIRED
+    async with agents_on(tmp_path, floor) as harness:
+        await harness.resume(run, answer_to(question, "so"))
+        assert answer_of(await harness.log(run)) == "so"

@@ -53,7 +53,7 @@ class Accounts:
         key = self.key_of(principal)
         if key is None:
             return
-        account = await self._amounts.find_known(key, 1)
+        account = await self._amounts.get_fresh(key, 1)
         if account.lacks(1):
             self._count_refusal()
             raise InsufficientBalance(

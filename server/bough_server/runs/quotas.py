@@ -40,6 +40,8 @@ class QuotaPeriod:
 
 def list_periods(quotas: Sequence[Quota], now_ns: int) -> list[QuotaPeriod]:
     """Return the periods, in UTC, of the quotas of tokens and of cost at a time."""
+    if not quotas:
+        return []
     now = datetime.fromtimestamp(now_ns // 10**9, UTC)
     day = now.replace(hour=0, minute=0, second=0)
     month = day.replace(day=1)
@@ -86,7 +88,7 @@ class RunQuotas:
         """Raise QuotaExceeded if nothing is left of a quota of tokens or cost. Raises StorageFailed."""
         now_ns = self.clock.now_ns()
         for period in self.list_periods(principal, now_ns):
-            if (await self.amounts.find_known(period, 1)).lacks(1):
+            if (await self.amounts.get_fresh(period, 1)).lacks(1):
                 error = QuotaExceeded(period.quota, period.name, retry_delay=(period.end_ns - now_ns) / 1e9)
                 self.count_refusal(error.name)
                 raise error
@@ -118,7 +120,7 @@ class RunQuotas:
             "runs_per_minute": (counts.started, counts.next_leave_ns),
         }
         for period in list_periods([quota], now_ns):
-            used[period.name] = await self._read_used(period), period.end_ns
+            used[period.name] = await self._sum_usage(period), period.end_ns
         return [
             self._build_status(quota, name, *used[name]) for name in used if getattr(quota.limits, name) is not None
         ]
@@ -136,15 +138,17 @@ class RunQuotas:
         return status
 
     async def _read_rests(self, periods: Sequence[QuotaPeriod]) -> Sequence[int]:
-        return [period.limit - await self._read_used(period) - await self._read_reserved(period) for period in periods]
+        return [
+            period.limit - await self._sum_usage(period) - await self._sum_reservations(period) for period in periods
+        ]
 
-    async def _read_reserved(self, period: QuotaPeriod) -> int:
+    async def _sum_reservations(self, period: QuotaPeriod) -> int:
         """Return what runs of other servers have reserved, which is known of costs only."""
         if period.name != _COST:
             return 0
-        return await self._counter.sum_reserved(period.quota, but_worker=self._worker)
+        return await self._counter.sum_reservations(period.quota, but_worker=self._worker)
 
-    async def _read_used(self, period: QuotaPeriod) -> int:
+    async def _sum_usage(self, period: QuotaPeriod) -> int:
         quota = period.quota
         totals = await self._ledger.sum_lines(
             quota.tenant_id, user_id=quota.user_id, from_ns=period.begin_ns, before_ns=period.end_ns

@@ -66,18 +66,18 @@ class SharedAmount(Generic[Key]):
 
     def charge(self, used: int) -> None:
         """Count a charge whose event is recorded."""
-        self._change_uncommitted(used)
+        self._add_pending(used)
 
     def commit(self, used: int) -> None:
         """Note that the event of a charge is committed."""
-        self._change_uncommitted(-used)
+        self._add_pending(-used)
         self._charged += used
 
     def forget(self, used: int) -> None:
         """Forget charges of which it is not known whether they are committed: the next read tells."""
-        self._change_uncommitted(-used)
+        self._add_pending(-used)
 
-    def _change_uncommitted(self, used: int) -> None:
+    def _add_pending(self, used: int) -> None:
         self._uncommitted += used
         if self._uncommitted:
             self._is_quiet.clear()
@@ -133,7 +133,7 @@ class SharedAmounts(Generic[Key]):
         """Return the amount of a key, which may not be known yet."""
         return self._amounts.setdefault(key, SharedAmount(key))
 
-    async def find_known(self, key: Key, needed: int) -> SharedAmount[Key]:
+    async def get_fresh(self, key: Key, needed: int) -> SharedAmount[Key]:
         """Return the amount of a key, read if it is unknown or lacks what is needed. Raises StorageFailed."""
         amount = self.get(key)
         if amount.lacks(needed):

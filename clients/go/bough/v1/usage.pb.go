@@ -880,7 +880,7 @@ func (x *Adjustment) GetMadeBy() string {
 // A quota in force, and how much of it is used.
 type QuotaStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it bounds.
+	// What it bounds, and for which time.
 	Kind QuotaKind `protobuf:"varint,1,opt,name=kind,proto3,enum=bough.v1.QuotaKind" json:"kind,omitempty"`
 	// The user whose quota it is; empty for one of the whole tenant.
 	UserId string `protobuf:"bytes,2,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`

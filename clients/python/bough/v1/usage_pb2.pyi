@@ -480,7 +480,7 @@ class QuotaStatus(_message.Message):
     RESET_TIME_FIELD_NUMBER: _builtins.int
     CURRENCY_CODE_FIELD_NUMBER: _builtins.int
     kind: Global___QuotaKind.ValueType
-    """What it bounds."""
+    """What it bounds, and for which time."""
     user_id: _builtins.str
     """The user whose quota it is; empty for one of the whole tenant."""
     limit: _builtins.int

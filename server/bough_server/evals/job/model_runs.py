@@ -66,13 +66,13 @@ class ModelRuns:
         if found is not None:
             return found.run, True
         record = await start_within_quotas(
-            lambda: self._start_shielded(request, ref),
+            lambda: self._shield_start(request, ref),
             clock=self._dependencies.clock,
             is_cancelled=self._is_cancelled,
         )
         return record.run, False
 
-    async def _start_shielded(
+    async def _shield_start(
         self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef
     ) -> RunRow:
         # Shielded: whatever stops the caller meanwhile must not leave a run of an evaluation that is cancelled.

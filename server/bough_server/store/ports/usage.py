@@ -92,7 +92,7 @@ class RunCounter(Protocol):
         """Return the runs of a quota's tenant or user at a time in nanoseconds since the Unix epoch."""
         ...
 
-    async def sum_reserved(self, quota: Quota, *, but_worker: str) -> int:
+    async def sum_reservations(self, quota: Quota, *, but_worker: str) -> int:
         """Return what model calls in flight have reserved of costs, those of runs of one worker left out."""
         ...
 

@@ -111,7 +111,7 @@ class SqlRunCounter:
         """See RunCounter."""
         return await self._readers.run(lambda connection: _count_runs(connection, quota, now_ns))
 
-    async def sum_reserved(self, quota: Quota, *, but_worker: str) -> int:
+    async def sum_reservations(self, quota: Quota, *, but_worker: str) -> int:
         """See RunCounter."""
         statement = _RESERVED if quota.user_id is None else _RESERVED_OF_USER
         parameters = {**_subjects([quota]), "worker": but_worker}

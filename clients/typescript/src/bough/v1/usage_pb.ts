@@ -494,7 +494,7 @@ export const AdjustmentSchema: GenMessage<Adjustment> = /*@__PURE__*/
  */
 export type QuotaStatus = Message<"bough.v1.QuotaStatus"> & {
   /**
-   * What it bounds.
+   * What it bounds, and for which time.
    *
    * @generated from field: bough.v1.QuotaKind kind = 1;
    */
