@@ -32,6 +32,7 @@ CASES: Final = {
     "append": "append",
     "append-postgres": "append_postgres",
     "usage": "usage",
+    "accounts": "accounts",
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",

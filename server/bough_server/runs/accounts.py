@@ -1,7 +1,7 @@
 """Accounts: what runs may spend of a balance that they share with other runs, here and on other servers.
 
-The store has no row that runs change: a balance is a sum. This server adds the charges and reservations of its own runs
-to the sum that it read last, and reads the sums of the accounts that its runs use once a second.
+The store has no row that runs change: a balance is a sum. This server adds the charges and reservations of the runs
+that it executes to the sum that it read last, and reads the sums of the accounts that its runs use once a second.
 """
 
 import asyncio
@@ -71,18 +71,18 @@ class AccountBalance:
 
     def charge(self, nanos: int) -> None:
         """Count a charge whose event is recorded."""
-        self._change_uncommitted(nanos)
+        self._add_pending(nanos)
 
     def commit(self, nanos: int) -> None:
         """Note that the event of a charge is committed."""
-        self._change_uncommitted(-nanos)
+        self._add_pending(-nanos)
         self._charged += nanos
 
     def forget(self, nanos: int) -> None:
         """Forget charges of which it is not known whether they are committed: the next read tells."""
-        self._change_uncommitted(-nanos)
+        self._add_pending(-nanos)
 
-    def _change_uncommitted(self, nanos: int) -> None:
+    def _add_pending(self, nanos: int) -> None:
         self._uncommitted += nanos
         if self._uncommitted:
             self._is_quiet.clear()
@@ -306,5 +306,5 @@ class AccountOfRun:
         self._account.users -= 1
 
     def _hold(self, key: str) -> None:
-        self._held[key] = self._charges.reserved_nanos(key)
+        self._held[key] = self._charges.get_reserved_nanos(key)
         self._account.reserved_nanos += self._held[key]
