@@ -33,6 +33,7 @@ CASES: Final = {
     "append-postgres": "append_postgres",
     "starts": "starts",
     "usage": "usage",
+    "accounts": "accounts",
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",

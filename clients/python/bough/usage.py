@@ -95,7 +95,7 @@ class Ledger:
         return list((await self._calls.call(self._stub.GetQuotas, request, timeout)).quotas)
 
     async def get_account(self, user_id: str = "", *, timeout: Timeout = USE_CLIENT_DEFAULT) -> usage_pb2.Account:
-        """Return the account of a user of the tenant; default: the caller's, or the tenant's if accounts are theirs.
+        """Return the account of a user of the tenant; default: the caller's, or the tenant's if tenants have accounts.
 
         Raises CallFailed: PERMISSION_DENIED, and FAILED_PRECONDITION if the server has no accounts.
         """

@@ -78,7 +78,7 @@ class ChargeFold:
             self._inherited = {*self._reserved}
         return None
 
-    def reserved_nanos(self, key: str) -> int:
+    def get_reserved_nanos(self, key: str) -> int:
         """Return what the model call of an effect has reserved; 0 if it has ended."""
         return self._reserved.get(key, NOTHING).nanos
 

@@ -182,5 +182,5 @@ class AccountOfRun:
         self._account.users -= 1
 
     def _hold(self, key: str) -> None:
-        self._held[key] = self._charges.reserved_nanos(key)
+        self._held[key] = self._charges.get_reserved_nanos(key)
         self._account.reserved += self._held[key]

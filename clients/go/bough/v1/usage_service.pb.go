@@ -219,7 +219,7 @@ func (x *ListUsageEntriesRequest) GetFilter() *UsageFilter {
 // A page of lines.
 type ListUsageEntriesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lines, in descending order of time. Servers write lines at the time of their own clocks, so a line can appear behind ones
+	// The lines, in descending order of time. Servers' clocks differ, so a line can appear behind ones
 	// that were listed before: to read all lines of a range of time, read it again a day later.
 	Entries []*UsageEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	// The token of the next page; empty on the last one.

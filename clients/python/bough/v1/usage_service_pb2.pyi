@@ -131,7 +131,7 @@ class ListUsageEntriesResponse(_message.Message):
     """The token of the next page; empty on the last one."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[_usage_pb2.UsageEntry]:
-        """The lines, in descending order of time. Servers write lines at the time of their own clocks, so a line can appear behind ones
+        """The lines, in descending order of time. Servers' clocks differ, so a line can appear behind ones
         that were listed before: to read all lines of a range of time, read it again a day later.
         """
 

@@ -311,7 +311,7 @@ def _decode_group(token: str, filters: Sequence[object], fields: Sequence[str]) 
         values = json.loads(decoded[1])
     except (ValueError, RecursionError):
         raise build_token_error() from None
-    # Clients can forge tokens, also those of their own lists.
+    # Clients can forge tokens, also those of lists that they may read.
     if not isinstance(values, list) or [type(value) for value in values] != types:
         raise build_token_error()
     if any("\0" in value if isinstance(value, str) else value.bit_length() > 63 for value in values):

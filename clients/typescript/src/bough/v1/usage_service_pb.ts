@@ -130,7 +130,7 @@ export const ListUsageEntriesRequestSchema: GenMessage<ListUsageEntriesRequest> 
  */
 export type ListUsageEntriesResponse = Message<"bough.v1.ListUsageEntriesResponse"> & {
   /**
-   * The lines, in descending order of time. Servers write lines at the time of their own clocks, so a line can appear behind ones
+   * The lines, in descending order of time. Servers' clocks differ, so a line can appear behind ones
    * that were listed before: to read all lines of a range of time, read it again a day later.
    *
    * @generated from field: repeated bough.v1.UsageEntry entries = 1;
