@@ -38,6 +38,7 @@ def _maven(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         (*shlex.split(block.text), "-ntp", "-Dstyle.color=never", *options, *values),
         cwd=ROOT,
+        env=stub_page.environment(folder),
         capture_output=True,
         text=True,
         timeout=_BUILD_SECONDS,
