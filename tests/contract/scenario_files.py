@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 TokenKind: TypeAlias = Literal["valid", "brief", "expired", "invalid"]
 
 Language: TypeAlias = Literal["python", "go", "typescript", "java"]
@@ -221,7 +223,7 @@ def read_groups(folder: Path = FOLDER) -> list[Group]:
 def read_group(path: Path) -> Group:
     """Read a file. Raises ScenarioError with every error that it has."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
         group = Group.model_validate({"name": path.stem, **(document or {})})
     except yaml.YAMLError as error:
         raise ScenarioError(f"{path.name}: {error}") from None
