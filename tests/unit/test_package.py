@@ -82,6 +82,7 @@ CONTEXT = [
     "state",
     "step",
     "step_index",
+    "tenant_id",
     "tools",
     "user_id",
 ]
@@ -91,7 +92,7 @@ def public(of: object) -> list[str]:
     return [name for name in dir(of) if not name.startswith("_")]
 
 
-async def test_a_context_has_22_names_in_its_protocol_and_where_code_gets_one(tmp_path: Path) -> None:
+async def test_a_context_has_23_names_in_its_protocol_and_where_code_gets_one(tmp_path: Path) -> None:
     found: list[list[str]] = []
 
     @agent

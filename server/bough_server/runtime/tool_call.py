@@ -44,12 +44,13 @@ class ToolCallContext:
 
     run_id: str
     session_id: str
+    tenant_id: str
+    user_id: str
     invocation_id: str
     agent: str
     call_id: str
     idempotency_key: str
     attempt: int
-    user_id: str
     state: StateView
     files: SessionFiles | None = None
 
@@ -393,12 +394,13 @@ class ToolCallEffect:
         context = ToolCallContext(
             run_id=facts.run_id,
             session_id=facts.session_id,
+            tenant_id=facts.tenant_id,
+            user_id=facts.user_id,
             invocation_id=self._running.invocation_id,
             agent=self._running.name,
             call_id=call.call_id,
             idempotency_key=started.tool_started.idempotency_key,
             attempt=started.attempt,
-            user_id=facts.user_id,
             state=state,
             files=self._execution.files,
         )

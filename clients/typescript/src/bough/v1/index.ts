@@ -27,3 +27,4 @@ export * from "./step_pb.js";
 export * from "./tool_pb.js";
 export * from "./tool_service_pb.js";
 export * from "./usage_pb.js";
+export * from "./usage_service_pb.js";
