@@ -17,9 +17,10 @@ from tests.durability.prefixes.scenarios import SCENARIOS
 from tests.support.agent_kinds import KINDS
 from tests.support.databases import on_postgres
 from tests.support.examples import examples
+from tests.support.graph_kinds import GRAPH_KINDS
 from tests.support.random_teams import Plan, definition, named, plans, turns
 
-RUNS = (*SCENARIOS, *KINDS)
+RUNS = (*SCENARIOS, *KINDS, *GRAPH_KINDS)
 
 Check = Callable[[Finished, Sequence[event_pb2.AgentEvent], Finished], None]
 

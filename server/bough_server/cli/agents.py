@@ -87,7 +87,15 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.loading import definition_files, drop_reported_problems, read_sources, source_problems
+    from bough_server.agents.graph.validation import graph_notes
+    from bough_server.agents.loading import (
+        definition_files,
+        drop_reported_problems,
+        load_python,
+        read_sources,
+        source_problems,
+    )
+    from bough_server.agents.validation import names_for
     from bough_server.agents.validation_links import find_call_cycles
     from bough_server.cli.definitions import files_of, load_known_names
     from bough_server.cli.output import print_line
@@ -97,10 +105,12 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     settings = Settings.load(target.config)
     files = files_of(paths) if paths else definition_files(settings.agents, settings.folder)
     sources, problems = read_sources(files)
+    if not paths:
+        sources += load_python(settings.python, settings.folder).graphs
     known = load_known_names(settings, without=files)
     further = drop_reported_problems(source_problems(sources, known), problems)
     order = {str(path): index for index, path in enumerate(files)}
-    in_order = sorted([*problems, *further], key=lambda problem: (order[problem.path], problem.line))
+    in_order = sorted([*problems, *further], key=lambda problem: (order.get(problem.path, len(order)), problem.line))
     named = {each.name: each for each in (*known.definitions, *(source.definition for source in sources))}
     wrong, notes = _check_scripts(settings, {*named, *(agent.name for agent in known.code_agents)}, is_whole=not paths)
     # Two checks can report the same problem.
@@ -113,6 +123,12 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     notes += [
         f"{' -> '.join(path)}: they can call each other in turn, until `limits.depth` ends it."
         for path in find_call_cycles(named)
+    ]
+    notes += [
+        str(source.problem(*note))
+        for source in sources
+        if source.definition.HasField("graph")
+        for note in graph_notes(source.definition, names_for(known, named))
     ]
     for note in notes:
         print_stderr(f"note: {note}")
