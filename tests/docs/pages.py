@@ -57,6 +57,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "README.md": Page(),
     "CONTRIBUTING.md": Page(),
     "docs/README.md": Page(),
+    "docs/how-to/graphs.md": Page(),
     "docs/how-to/answer-runs.md": Page(example="examples/approvals"),
     "docs/how-to/evaluate.md": Page(  # of the case in which a mocked agent fails
         failures=frozenset(

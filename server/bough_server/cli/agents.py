@@ -57,6 +57,45 @@ def validate(
     finish(_validate(target_of(context), paths or []))
 
 
+@command(agents, "draw")
+def draw(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A graph's name.", autocompletion=complete_agents)],
+    run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="Draw the path of a run too, of the definition that it used.")
+    ] = "",
+) -> None:
+    """Draw a graph as a Mermaid diagram, for a page that renders Mermaid."""
+    finish(_draw(target_of(context), name, run=run))
+
+
+async def _draw(target: Target, name: str, *, run: str) -> ExitCode:
+    from bough.v1 import follow_pb2
+    from bough_server.cli.connection import connect, resolve_run
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.graphs import GRAPH_EVENTS, Travelled, mermaid_lines
+    from bough_server.errors import ConfigurationError
+
+    async with connect(target, is_reading=True) as connection:
+        client, travelled, revision = connection.client, None, ""
+        if run:
+            run_id = await resolve_run(client, run)
+            names = ("agent.run.started", *GRAPH_EVENTS)
+            async with client.watch(run_id, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=names) as stream:
+                log = [event async for event in stream]
+            travelled = Travelled(log, name)
+            used = {ref.name: ref.revision for event in log for ref in event.run_started.definition_refs}
+            if name not in used:
+                raise ConfigurationError(f"The run {run_id} does not reach an agent {name!r}.")
+            revision = used[name]
+        agent = await client.catalog.get_agent(name, revision=revision)
+    if not agent.definition.HasField("graph"):
+        raise ConfigurationError(f"{name!r} is no graph: `bough agents show {name}` shows what it is.")
+    for line in mermaid_lines(agent.definition, travelled):
+        print_line(line)
+    return ExitCode.YES
+
+
 async def _list_agents(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.connection import connect
     from bough_server.cli.output import print_table

@@ -251,7 +251,7 @@ def _expand_list(value: Value, descriptor: FieldDescriptor, path: FieldPath) -> 
         if kind != "GraphEdge" or not isinstance(item, list):
             items.append((inner, item))
         elif len(item) < 2:
-            raise _Wrong(f"has a chain of one node at [{index}]; write at least two, such as [START, {item or 'node'}]")
+            raise _Wrong(f"has a chain of one node at [{index}]; write two or more, such as [START, node]")
         else:
             items += [(inner, {"source": source, "target": target}) for source, target in pairwise(item)]
     return items

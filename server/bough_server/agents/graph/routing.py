@@ -6,7 +6,7 @@ from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.graph.topology import Topology, targets_of_branch
-from bough_server.agents.graph.values import MISSING, parse_inner_path, walk
+from bough_server.agents.graph.values import MISSING, json_key, parse_inner_path, walk
 from bough_server.errors import RunError
 from bough_server.functions import Function, Router, Snapshot
 
@@ -38,11 +38,10 @@ def _check_choice(branch: agent_pb2.GraphBranch, chosen: object) -> list[str]:
 
 def _choose(branch: agent_pb2.GraphBranch, value: Any) -> list[str]:
     at = walk(value, parse_inner_path(branch.path).names)
-    # JSON equality: 1 is 1.0, but true is not 1.
-    cases = {_key(json.loads(case.value_json)): case.target for case in branch.cases}
+    cases = {json_key(json.loads(case.value_json)): case.target for case in branch.cases}
     chosen = []
     for item in at if isinstance(at, list) else [at]:
-        target = branch.otherwise if item is MISSING else cases.get(_key(item), branch.otherwise)
+        target = branch.otherwise if item is MISSING else cases.get(json_key(item), branch.otherwise)
         if not target:
             shown = "nothing" if item is MISSING else json.dumps(item, ensure_ascii=False)[:80]
             where = f" at {branch.path}" if branch.path else ""
@@ -54,14 +53,6 @@ def _choose(branch: agent_pb2.GraphBranch, value: Any) -> list[str]:
     if not chosen and not branch.otherwise:
         raise _build_error(f"Its branch by {branch.path or 'the output'} chose no target: the list is empty.")
     return chosen or [branch.otherwise]
-
-
-def _key(value: Any) -> str:
-    if isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
 
 
 def _build_error(message: str) -> RunError:

@@ -15,7 +15,16 @@ from bough_server.agents.graph.topology import (
     find_levels,
     targets_of_branch,
 )
-from bough_server.agents.graph.values import CHANNELS, HISTORY, NAME, RESERVED, STATE, parse_inner_path, parse_path
+from bough_server.agents.graph.values import (
+    CHANNELS,
+    HISTORY,
+    NAME,
+    RESERVED,
+    STATE,
+    json_key,
+    parse_inner_path,
+    parse_path,
+)
 from bough_server.documents.yaml import suggestion
 from bough_server.log.session_state import json_text
 from bough_server.matching.schemas import schema_mistakes, value_schema_problem
@@ -147,10 +156,10 @@ def _case_problems(cases: Sequence[agent_pb2.BranchCase], place: str, names: Col
         value, problem = read_json(case.value_json)
         if problem:
             yield f"{place}.cases[{number}].value_json", problem
-        elif json_text(value) in seen:
+        elif json_key(value) in seen:
             yield f"{place}.cases[{number}].value_json", f"{case.value_json} is another case's value."
         else:
-            seen.add(json_text(value))
+            seen.add(json_key(value))
 
 
 def _reach_problems(graph: agent_pb2.GraphAgent, topology: Topology) -> Iterator[Problem]:

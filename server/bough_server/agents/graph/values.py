@@ -170,6 +170,13 @@ def to_message(value: Any) -> message_pb2.Message | None:
         return None
 
 
+def json_key(value: Any) -> str:
+    """Return what is equal for equal JSON values: 1 is 1.0, but true is not 1."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
 def find_whole_source(mappings: Sequence[agent_pb2.FieldMapping]) -> str:
     """Return the node whose output alone is the value of mappings; empty if there is none."""
     if len(mappings) != 1 or mappings[0].field or not mappings[0].path:
