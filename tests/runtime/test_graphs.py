@@ -518,7 +518,9 @@ async def test_an_ask_node_that_expires_gives_its_default(tmp_path: Path) -> Non
     graph:
       mode: DAG
       nodes:
-        - {name: sure, ask: {prompt: "Sure of {{input}}?", expires: 1ms, default: false}, output_schema: {type: boolean}}
+        - name: sure
+          ask: {prompt: "Sure of {{input}}?", expires: 1ms, default: false}
+          output_schema: {type: boolean}
       edges: [[START, sure, END]]
     """
     assert answer_of(await run_of(tmp_path, text)) == "false"

@@ -98,11 +98,14 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
         "graph.channels[1].name: 'notes' is the name of another channel.",
         "graph.nodes[3].writes[0].channel: There is no channel 'note'. Did you mean 'notes'?",
         "graph.nodes[4].agent: 'wrter' is not one of its sub_agents.",
-        "graph.nodes[4].input[0].path: There is no node 'nowhere'. There is 1st, END, START, a, a, act, history, lost, q.",
+        "graph.nodes[4].input[0].path: There is no node 'nowhere'. "
+        "There is 1st, END, START, a, a, act, history, lost, q.",
         "graph.nodes[4].input[1].path: 'lost' does not lead to 'lost', so it may never have an output.",
         "graph.nodes[4].input[2].path: There is no channel 'note'. Did you mean 'notes'?",
-        "graph.nodes[6].output_schema_json: is not a JSON Schema: type: 'text' is not valid under any of the given schemas.",
-        "graph.nodes[6].ask.prompt: has unknown placeholders: {{x}}. Known are {{input}}, {{state.NAME}}, and {{state.NAME?}} for a value that may be missing.",
+        "graph.nodes[6].output_schema_json: is not a JSON Schema: type: "
+        "'text' is not valid under any of the given schemas.",
+        "graph.nodes[6].ask.prompt: has unknown placeholders: {{x}}. Known are {{input}}, "
+        "{{state.NAME}}, and {{state.NAME?}} for a value that may be missing.",
         "graph.nodes[6].ask.default_json: is used if the question expires: set `expires` too.",
         "graph.nodes[3].tool.name: There is no tool 'serch'. Did you mean 'search'?",
         "graph.nodes[5].tools.tools[0].name: 'exit' is for models of agents: a graph routes by edges.",
@@ -165,7 +168,8 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
         ),
         (
             "{nodes: [{name: a, tool: search, input: {q: START}}], edges: [[START, a, END]]}",
-            "graph.nodes[0].input: 'input' gives {q: string}, 'a' takes {query: string}. {\"q\": \"\"} does not fit at query.",
+            "graph.nodes[0].input: 'input' gives {q: string}, 'a' takes {query: string}. "
+            '{"q": ""} does not fit at query.',
         ),
         (
             "{nodes: [{name: a, function: measure, map: true}], edges: [[START, a, END]]}",
@@ -260,6 +264,6 @@ def test_short_forms_of_edges_inputs_and_cases_have_problems_at_their_places() -
     _, problems = parse_definition(document)
     assert [str(problem) for problem in problems] == [
         "graph.yaml:1: graph.nodes[0].input: must be a list, a path, or a mapping of fields to paths",
-        "graph.yaml:1: graph.edges: has a chain of one node at [0]; write at least two, such as [START, START]",
+        "graph.yaml:1: graph.edges: has a chain of one node at [0]; write two or more, such as [START, node]",
         "graph.yaml:1: graph.branches[0].cases: must be a list, or a mapping of texts",
     ]

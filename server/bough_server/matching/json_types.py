@@ -339,7 +339,7 @@ class _Comparison:
 
     def _compare_type(self, name: str, source: Mapping[str, Any], target: Mapping[str, Any], depth: int) -> Verdict:
         rules = target.keys() & _OF_TYPE.get("number" if name == "integer" else name, frozenset())
-        verdicts = []
+        verdicts: list[Verdict] = []
         if name == "object":
             verdicts += self._compare_objects(source, target, depth)
         elif name == "array":

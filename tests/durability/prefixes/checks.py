@@ -163,7 +163,10 @@ def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Calle
             started[key] = event
         elif event.HasField("llm_completed") or (event.HasField("llm_failed") and key in started):
             who = f"{event.agent}.summary" if events.is_summarizing(event) else event.agent
-            yield key, Called(call_of_model(who, event.step_index), event.attempt, not _is_cancelled(event.llm_failed.error))
+            yield (
+                key,
+                Called(call_of_model(who, event.step_index), event.attempt, not _is_cancelled(event.llm_failed.error)),
+            )
         elif events.kind_of(event) in (events.TOOL_COMPLETED, events.TOOL_FAILED) and key in started:
             result = event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
             call = started[key].tool_started.call

@@ -62,6 +62,7 @@ def structure_problems(definition: agent_pb2.AgentDefinition, topology: Topology
         yield from _mapping_problems(node.input, f"{place}.input", node.name, graph=graph, topology=topology)
     yield from _mapping_problems(graph.output, "graph.output", END, graph=graph, topology=topology)
     yield from _option_problems(graph)
+    yield from _agent_link_problems(definition)
 
 
 def _bound_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
@@ -239,7 +240,8 @@ def _channel_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
 
 
 def _initial_problem(channel: agent_pb2.GraphChannel, value: Any) -> str:
-    wanted = {"[]": list, "0": (int, float), "{}": dict}.get(INITIAL.get(reducer_of(channel), ""))
+    kinds: Mapping[str, tuple[type, ...]] = {"[]": (list,), "0": (int, float), "{}": (dict,)}
+    wanted = kinds.get(INITIAL.get(reducer_of(channel), ""))
     if not channel.reducer_function and wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
         return f"must be of the type that the reducer starts with, such as {INITIAL[reducer_of(channel)]}."
     if channel.schema_json and (mistakes := schema_mistakes(value, channel.schema_json)):
@@ -300,27 +302,27 @@ def _ask_problems(node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
 
 
 def _agent_problems(node: agent_pb2.GraphNode, definition: agent_pb2.AgentDefinition, place: str) -> Iterator[Problem]:
-    if not node.HasField("agent"):
-        return
-    links = {link.agent: (index, link) for index, link in enumerate(definition.sub_agents)}
-    if node.agent not in links:
-        yield f"{place}.agent", f"{node.agent!r} is not one of its sub_agents.{suggestion(node.agent, links)}"
-        return
-    index, link = links[node.agent]
-    for field, problem in (
-        ("input", "is not for an agent of a node: the node's `input` says what it gets."),
-        ("link_mode", "is not for an agent of a node, which runs it."),
-    ):
-        if (link.HasField(field) if field == "input" else getattr(link, field)) and node is _first_of(definition, node):
-            yield f"sub_agents[{index}].{field}", problem
-    if link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE and node is _first_of(definition, node):
-        yield f"sub_agents[{index}].on_failure", "CONTINUE is not for an agent of a node: set the node's error_target."
+    names = [link.agent for link in definition.sub_agents]
+    if node.HasField("agent") and node.agent not in names:
+        yield f"{place}.agent", f"{node.agent!r} is not one of its sub_agents.{suggestion(node.agent, names)}"
 
 
-def _first_of(definition: agent_pb2.AgentDefinition, node: agent_pb2.GraphNode) -> agent_pb2.GraphNode:
-    """Return the first node with the same agent, at which a problem of its link is reported once."""
-    first = next(each for each in definition.graph.nodes if each.agent == node.agent)
-    return node if first == node else first
+def _agent_link_problems(definition: agent_pb2.AgentDefinition) -> Iterator[Problem]:
+    """Yield what links of agents that nodes run say and the nodes decide."""
+    used = {node.agent for node in definition.graph.nodes}
+    for index, link in enumerate(definition.sub_agents):
+        if link.agent not in used:
+            continue
+        if link.HasField("input"):
+            yield (
+                f"sub_agents[{index}].input",
+                "is not for an agent of a node: the node's `input` says what it gets.",
+            )
+        if link.link_mode:
+            yield f"sub_agents[{index}].link_mode", "is not for an agent of a node, which runs it."
+        if link.on_failure == policy_pb2.SUB_AGENT_FAILURE_POLICY_CONTINUE:
+            description = "CONTINUE is not for an agent of a node: set the node's error_target."
+            yield f"sub_agents[{index}].on_failure", description
 
 
 def _write_problems(node: agent_pb2.GraphNode, graph: agent_pb2.GraphAgent, place: str) -> Iterator[Problem]:

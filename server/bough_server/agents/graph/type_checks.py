@@ -25,13 +25,13 @@ class TypeChecks:
         """Yield every place at which a value certainly cannot fit."""
         for index, node in enumerate(self._graph.nodes):
             place = f"graph.nodes[{index}]"
-            yield from self._declared_problems(node, place)
+            yield from self._schema_problems(node, place)
             yield from self._mapping_problems(node.input, node.name, f"{place}.input", has_before=bool(node.before))
             yield from self._write_problems(node, place)
         yield from self._mapping_problems(self._graph.output, END, "graph.output", has_before=False)
         for link in find_links(self._graph):
             if (verdict := self._judge(link)) and verdict.fit is Fit.NO:
-                yield link.field, self._describe(link.source, self._given(link), link.target, verdict)
+                yield link.field, self._describe(link.source, self._output_type(link), link.target, verdict)
         yield from self._merge_problems()
         yield from self._branch_problems()
 
@@ -40,7 +40,7 @@ class TypeChecks:
         for link in find_links(self._graph):
             verdict = self._judge(link)
             if verdict is not None and verdict.fit is Fit.UNKNOWN:
-                given, taken = describe(self._given(link)), self._taken(link.target)
+                given, taken = describe(self._output_type(link)), self._input_text(link.target)
                 yield link.field, f"{link.source!r} gives {given}, {link.target!r} takes {taken}: checked in each run."
         ways = {link.source for link in find_links(self._graph)}
         for index, node in enumerate(self._graph.nodes):
@@ -55,10 +55,10 @@ class TypeChecks:
                         f"{name!r} leads to END and to {others}: the graph ends before those run. Set ALL to let them.",
                     )
 
-    def _given(self, link: Link) -> str:
+    def _output_type(self, link: Link) -> str:
         return ERROR if link.kind == "error" else self._types.output_of(link.source)
 
-    def _taken(self, name: str) -> str:
+    def _input_text(self, name: str) -> str:
         kinds = self._types.inputs_of(name)
         node = self._topology.nodes.get(name)
         text = " and ".join(map(describe, kinds)) or "any"
@@ -70,7 +70,7 @@ class TypeChecks:
         mappings = self._graph.output if node is None else node.input
         if mappings or (node is not None and node.before):
             return None
-        verdict = self._types.judge(self._given(link), link.target)
+        verdict = self._types.judge(self._output_type(link), link.target)
         is_alone = len(self._topology.predecessors.get(link.target, ())) == 1
         # Of several, an object may be completed by the others.
         return verdict if is_alone or not isinstance(verdict.value, dict) else None
@@ -79,9 +79,9 @@ class TypeChecks:
         at = f" at {verdict.place}" if verdict.place else ""
         value = json.dumps(verdict.value, ensure_ascii=False)
         example = f" {value} does not fit{at}." if len(value) <= 80 else f" They differ{at}." if at else ""
-        return f"{source!r} gives {describe(given)}, {target!r} takes {self._taken(target)}.{example}"
+        return f"{source!r} gives {describe(given)}, {target!r} takes {self._input_text(target)}.{example}"
 
-    def _declared_problems(self, node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
+    def _schema_problems(self, node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
         kinds = self._types.inputs_of(node.name)
         if node.input_schema_json and len(kinds) > 1:
             verdict = assignable(node.input_schema_json, kinds[1])
@@ -111,7 +111,7 @@ class TypeChecks:
                 yield f"{place}[{index}].path", f"There is no {error.args[0]!r}: {root!r} gives {describe(kind)}."
         if not mappings or wrong or has_before:
             return
-        kind = self._types.mapped_type(mappings)
+        kind = self._types.find_mapped_type(mappings)
         verdict = self._types.judge(kind, target)
         if verdict.fit is Fit.NO:
             yield place, self._describe("input" if target != END else "output", kind, target, verdict)
@@ -127,7 +127,7 @@ class TypeChecks:
                 description = f"There is no {error.args[0]!r}: {node.name!r} gives {describe(output)}."
                 yield f"{place}.writes[{index}].path", description
                 continue
-            taken = _written_type(channel)
+            taken = _find_write_type(channel)
             if taken and assignable(kind, taken).fit is Fit.NO:
                 description = f"is {describe(kind)}, and a write to {channel.name!r} takes {describe(taken)}."
                 yield f"{place}.writes[{index}].path", description
@@ -207,7 +207,7 @@ class TypeChecks:
                     yield f"{place}.cases[{number}].value_json", description
 
 
-def _written_type(channel: agent_pb2.GraphChannel) -> str:
+def _find_write_type(channel: agent_pb2.GraphChannel) -> str:
     """Return the type of what is written to a channel; empty for any value."""
     if channel.reducer_function:
         return ""

@@ -98,7 +98,7 @@ class GraphTypes:
                 return node.output_schema_json or ANY
         return ANY
 
-    def mapped_type(self, mappings: Sequence[agent_pb2.FieldMapping]) -> str:
+    def find_mapped_type(self, mappings: Sequence[agent_pb2.FieldMapping]) -> str:
         """Return the type of what mappings make."""
         if len(mappings) == 1 and not mappings[0].field:
             return self.source_type(mappings[0])[0]
@@ -152,7 +152,7 @@ class GraphTypes:
         if mappings:
             source = self._mapped.get(name)
             if source is None:
-                source = self._mapped[name] = self.mapped_type(mappings)
+                source = self._mapped[name] = self.find_mapped_type(mappings)
             return self.judge(source, name).fit is Fit.YES
         if len(senders) != 1 or not self._is_plain(senders[0], name):
             return not self.inputs_of(name) and (node is None or not node.map)
@@ -201,7 +201,7 @@ class GraphTypes:
                 return self._own_output(node)
             if node.input and not node.before:
                 try:
-                    return self.mapped_type(node.input)
+                    return self.find_mapped_type(node.input)
                 except (KeyError, ValueError, RecursionError):
                     return ANY
             before = self._topology.predecessors.get(name, ())

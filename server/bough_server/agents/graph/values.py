@@ -12,8 +12,8 @@ from bough.v1 import agent_pb2, error_pb2, message_pb2
 from bough_server.agents.graph.topology import START
 from bough_server.errors import Reason, RunError
 from bough_server.log.session_state import LIMITS, value_at, value_text
-from bough_server.matching.json_types import MESSAGE_TITLE, parse
-from bough_server.matching.schema_reading import is_message
+from bough_server.matching.json_types import parse
+from bough_server.matching.schema_reading import MESSAGE_TITLE, is_message
 from bough_server.matching.schemas import schema_mistakes
 from bough_server.truncation import MAX_TEXT_BYTES, size_of
 
