@@ -27,5 +27,10 @@ def fan_out() -> Edges:
     return (*(edge for pair in each for edge in pair), ("join", "END"))
 
 
-VISITS: Final[Mapping[str, int]] = {"chain of 100": WIDTH, "fan-out of 100": WIDTH + 1, "loop of 1,000": LOOPS}
-"""How many visits each graph makes."""
+VISITS: Final[Mapping[str, int]] = {
+    "chain of 100": WIDTH,
+    "fan-out of 100": WIDTH + 1,
+    "loop of 1,000": LOOPS,
+    "DAG of 100": WIDTH,
+}
+"""How many visits each graph makes. The DAG is the chain: langgraph runs it in supersteps too."""

@@ -24,6 +24,7 @@ from bench.servers import bough_server
 from bough.v1 import agent_service_pb2, agent_service_pb2_grpc, message_pb2
 
 ROUNDS: Final = 3
+_NAMES: Final = ("chain", "fan", "loop", "dag")
 
 _CODE: Final = f"""
 from bough_server import node, router
@@ -40,11 +41,11 @@ def until_done(output, snapshot):
 """
 
 
-def _straight(name: str, edges: Edges) -> dict[str, object]:
+def _straight(name: str, edges: Edges, *, mode: str = "PREGEL") -> dict[str, object]:
     nodes = dict.fromkeys(target for _, target in edges if target != "END")
     join = {"join": "ALL", "input": [{"value": 1}]}
     described = [{"name": each, "function": "nothing", **(join if each == "join" else {})} for each in nodes]
-    graph = {"nodes": described, "edges": [list(edge) for edge in edges], "max_concurrency": 100}
+    graph = {"mode": mode, "nodes": described, "edges": [list(edge) for edge in edges], "max_concurrency": 100}
     return {"name": name, "description": "Does nothing.", "graph": graph}
 
 
@@ -61,7 +62,7 @@ def _loop() -> dict[str, object]:
 
 def _write_project(folder: Path) -> Path:
     (folder / "graph_code.py").write_text(_CODE, encoding="utf-8")
-    agents = [_straight("chain", chain()), _straight("fan", fan_out()), _loop()]
+    agents = [_straight("chain", chain()), _straight("fan", fan_out()), _loop(), _straight("dag", chain(), mode="DAG")]
     (folder / "agents.yaml").write_text("---\n".join(json.dumps(each) + "\n" for each in agents), encoding="utf-8")
     (folder / "script.yaml").write_text("agents: {}\n", encoding="utf-8")
     settings = {
@@ -95,7 +96,7 @@ async def _measure_bough(folder: Path) -> list[tuple[float, float]]:
         said = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.Part(text="x")])
 
         async def run(number: int) -> None:
-            request = agent_service_pb2.RunRequest(agent=("chain", "fan", "loop")[number], input=said)
+            request = agent_service_pb2.RunRequest(agent=_NAMES[number], input=said)
             is_done = False
             async for response in agents.Run(request):
                 is_done = is_done or any(event.HasField("run_completed") for event in response.batch.events)

@@ -56,7 +56,8 @@ def _loop() -> StateGraph[Any, Any, Any, Any]:
 async def main(database: str) -> None:
     """Answer lines until the input ends: the number of a graph, and the milliseconds that it took."""
     async with AsyncSqliteSaver.from_conn_string(database) as saver:
-        graphs = [each.compile(checkpointer=saver) for each in (_straight(chain()), _straight(fan_out()), _loop())]
+        made = (_straight(chain()), _straight(fan_out()), _loop(), _straight(chain()))
+        graphs = [each.compile(checkpointer=saver) for each in made]
         threads = count()
 
         async def answer(words: list[str]) -> Mapping[str, Any]:

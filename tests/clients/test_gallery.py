@@ -115,3 +115,16 @@ async def test_a_refund_in_a_dag_waits_for_its_answer_alone_and_is_drawn_with_it
     assert [line.split()[2] for line in nodes.splitlines() if "✓" in line][-2:] == ["sure", "decide"]
     assert "  n3 ==> END" in drawn
     assert '  n0["sure x1<br/>ask"]' in drawn
+
+
+async def test_a_fork_of_an_article_with_a_better_verdict_ends_with_the_first_draft(tmp_path: Path) -> None:
+    team = copy("graphs", tmp_path)
+    await team("run", "article", '{"question": "Why are the tides late?"}', "--output", "answer")
+    nodes = (await team("tree", "last", "--nodes")).out.splitlines()
+    review = next(line.split()[0] for line in nodes if "2 review from draft -> draft" in line)
+    edited = f'{review}={{"verdict": "good"}}'
+    forked = await team("fork", "last", "--after", review, "--node-output", edited, "--output", "answer", "--no-tree")
+    refused = await team("fork", "last", "--after", "3", "--node-output", "2=1")
+    assert (forked.code, forked.out) == (0, "The tide is late.\n"), forked.err
+    assert refused.code == 2
+    assert "There is no node_completed or node_failed at sequence 2." in refused.err

@@ -76,11 +76,7 @@ class Channels:
             if not is_any(schema):
                 check_type(value, schema, f"The channel {name!r} does not fit its type")
         if sum(map(size_of, after.values())) > MAX_CHANNELS_BYTES:
-            raise RunError(
-                f"The channels are larger than {MAX_CHANNELS_BYTES // 1024} KiB together. Keep large values elsewhere "
-                "and put references to them into channels.",
-                reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
-            )
+            raise _build_size_error()
         self._texts = after
 
     def _check_conflicts(self, writes: Sequence[tuple[str, Sequence[event_pb2.ChannelUpdate]]]) -> None:
@@ -116,6 +112,20 @@ class Channels:
             case agent_pb2.CHANNEL_REDUCER_MERGE:
                 return {**current, **update}
         return update
+
+
+def check_updates(updates: Iterable[event_pb2.ChannelUpdate]) -> None:
+    """Raise RunError OUTPUT_TOO_LARGE if a visit writes more than all channels may hold."""
+    if sum(size_of(update.value_json) for update in updates) > MAX_CHANNELS_BYTES:
+        raise _build_size_error()
+
+
+def _build_size_error() -> RunError:
+    return RunError(
+        f"The channels are larger than {MAX_CHANNELS_BYTES // 1024} KiB together. Keep large values elsewhere and put "
+        "references to them into channels.",
+        reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
+    )
 
 
 def reducer_of(channel: agent_pb2.GraphChannel) -> agent_pb2.ChannelReducer.ValueType:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2
+from bough_server.agents.graph.channels import check_updates
 from bough_server.agents.graph.types import GraphTypes
 from bough_server.agents.graph.values import MISSING, check_type, parse_inner_path, to_text, walk
 from bough_server.agents.graph.work import (
@@ -118,6 +119,7 @@ class Visit:
         writes = [self._graph.build_update(channel, each) for channel, each in update.channels.items()]
         made = json.loads(to_text(update.value, f"What the handler {name!r} returned"))
         self.updates += writes
+        check_updates(self.updates)
         return made
 
     def _check_input(self) -> None:
@@ -228,9 +230,10 @@ class Visit:
     @property
     def is_replaced(self) -> bool:
         """True if a fork replaces its output, and the log holds nothing of its work: it is not done at all."""
+        if self._edited is None:
+            return False
         effects = self._execution.journal.of_effect
-        is_begun = any(key != self.key and keys.covers(self.key, key) for key in effects)
-        return self._edited is not None and not is_begun
+        return not any(key != self.key and keys.covers(self.key, key) for key in effects)
 
     async def _work(self) -> Result:
         edited = self._edited
@@ -417,6 +420,7 @@ class Visit:
             found = walk(value, path.names)
             if found is not MISSING:
                 self.updates.append(self._graph.build_update(write.channel, found))
+                check_updates(self.updates)
             elif not path.is_optional:
                 raise RunError(
                     f"There is nothing at {write.path} of the output of {self.name!r} to write to the channel "
