@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.__main__ import PAGE
-from bench.peers import environments, table
+from bench.peers import environments, graphs, table
 from bench.peers.contestants import ALL, PEERS, Contestant
 from bench.peers.race import ROUNDS, PeersReport, race, shapes
 
@@ -28,11 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--graphs", action="store_true", help="measure visits of graphs beside langgraph instead")
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.peers) - set(names):
         parser.error(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if arguments.docs:
         return _write_page()
+    if arguments.graphs:
+        return graphs.main()
     return _measure(_chosen(arguments.peers or names), arguments.rounds)
 
 

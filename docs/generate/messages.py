@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Final
 
 from bough.v1 import input_pb2
-from bough_server.documents.messages import DECISIONS, SHORTHANDS
+from bough_server.documents.messages import DECISIONS, LIST_FORMS, SHORTHANDS
 from bough_server.documents.yaml import DURATION
 from docs.generate.definitions import Definitions, Enum, Field, Message
 from docs.generate.text import Json, anchor, cell, wrap
@@ -60,6 +60,13 @@ def message_schemas(definitions: Definitions, *, title: str) -> dict[str, Json]:
     }
 
 
+_LIST_TEXTS: Final[Mapping[str, str]] = {
+    "FieldMapping": "list of {}, a mapping of fields to paths, or one path",
+    "GraphEdge": "list of {}, or of chains such as `[START, search, END]`",
+    "BranchCase": "list of {}, or a mapping of texts to targets",
+}
+
+
 def _section(message: Message, places: Sequence[str]) -> Iterator[str]:
     yield f"## {message.name}"
     yield ""
@@ -87,6 +94,8 @@ def _describe_value(field: Field) -> str:
     shown = f"[{field.type}](#{anchor(field.type)})" if field.kind in ("enum", "message") else _VALUE_TEXTS[field.kind]
     if field.is_map:
         return f"mapping of texts to {shown}"
+    if field.is_list and field.type in _LIST_TEXTS:
+        return _LIST_TEXTS[field.type].format(shown)
     return f"list of {shown}" if field.is_list else shown
 
 
@@ -135,7 +144,23 @@ def _field_schema(field: Field, definitions: Definitions) -> dict[str, Json]:
     assert isinstance(schema, dict)
     if field.is_map:
         return {"type": "object", "additionalProperties": schema}
+    if field.is_list and field.type in LIST_FORMS:
+        return _list_schema(field.type, schema)
     return {"type": "array", "items": schema} if field.is_list else dict(schema)
+
+
+def _list_schema(message: str, schema: Json) -> dict[str, Json]:
+    """The schema of a list that has shorter forms."""
+    text: Json = {"type": "string"}
+    match message:
+        case "GraphEdge":
+            chain: Json = {"type": "array", "items": text, "minItems": 2}
+            return {"type": "array", "items": {"anyOf": [schema, chain]}}
+        case "BranchCase":
+            return {"anyOf": [{"type": "array", "items": schema}, {"type": "object", "additionalProperties": text}]}
+    source: Json = {"anyOf": [text, schema]}
+    mapping: Json = {"type": "object", "additionalProperties": source}
+    return {"anyOf": [{"type": "array", "items": schema}, mapping, text]}
 
 
 def _reference(message: str) -> Json:

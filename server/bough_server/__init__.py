@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bough.v1.message_pb2 import Message, Part
     from bough_server.agents.function import agent
+    from bough_server.agents.graph.builder import Graph
+    from bough_server.agents.graph.function import node
     from bough_server.app import serve
     from bough_server.errors import RunError
     from bough_server.evals.metrics.custom import metric
-    from bough_server.functions import Snapshot, condition, input_builder, rewriter
+    from bough_server.functions import (
+        Snapshot,
+        Update,
+        condition,
+        handler,
+        input_builder,
+        reducer,
+        rewriter,
+        router,
+    )
     from bough_server.log.blobs import file_part
     from bough_server.messages import text_of
     from bough_server.models.model import ModelRequest
@@ -21,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Context",
+    "Graph",
     "Message",
     "ModelRequest",
     "Outcome",
@@ -28,12 +40,17 @@ __all__ = [
     "RunError",
     "Snapshot",
     "ToolContext",
+    "Update",
     "agent",
     "condition",
     "file_part",
+    "handler",
     "input_builder",
     "metric",
+    "node",
+    "reducer",
     "rewriter",
+    "router",
     "serve",
     "text_of",
     "tool",
@@ -41,6 +58,7 @@ __all__ = [
 
 _HOMES = {
     "Context": "bough_server.runtime.agent",
+    "Graph": "bough_server.agents.graph.builder",
     "Message": "bough.v1.message_pb2",
     "ModelRequest": "bough_server.models.model",
     "Outcome": "bough_server.runtime.agent",
@@ -48,12 +66,17 @@ _HOMES = {
     "RunError": "bough_server.errors",
     "Snapshot": "bough_server.functions",
     "ToolContext": "bough_server.tools.tool",
+    "Update": "bough_server.functions",
     "agent": "bough_server.agents.function",
     "condition": "bough_server.functions",
     "file_part": "bough_server.log.blobs",
+    "handler": "bough_server.functions",
     "input_builder": "bough_server.functions",
     "metric": "bough_server.evals.metrics.custom",
+    "node": "bough_server.agents.graph.function",
+    "reducer": "bough_server.functions",
     "rewriter": "bough_server.functions",
+    "router": "bough_server.functions",
     "serve": "bough_server.app",
     "text_of": "bough_server.messages",
     "tool": "bough_server.tools.tool",

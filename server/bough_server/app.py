@@ -407,7 +407,7 @@ def _make_server(
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     python = load_python(settings.python, settings.folder)
-    sources = load_sources(definition_files(settings.agents, settings.folder))
+    sources = [*load_sources(definition_files(settings.agents, settings.folder)), *python.graphs]
     return Registry(
         sources,
         models=models,

@@ -1,7 +1,8 @@
-"""Pure functions by name, @condition, @input_builder and @rewriter, and the Snapshot they receive.
+"""Functions by name: @condition, @input_builder, @rewriter, @handler, @router and @reducer, and their Snapshot.
 
 They depend on recorded values only, so replay calls them again and the log does not hold their results. An exception,
-or a result of another type, is an error of the run that uses them.
+or a result of another type, is an error of the run that uses them. Only functions of graphs' nodes, which the `@node`
+of agents/graph makes, may touch the world: their results are recorded.
 """
 
 import inspect
@@ -22,7 +23,6 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SAYABLE: Final = frozenset({"text", "data_json", "blob"})
 _ROLES: Final = (message_pb2.ROLE_UNSPECIFIED, message_pb2.ROLE_USER, message_pb2.ROLE_ASSISTANT)
 
-Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
@@ -67,6 +67,16 @@ class Snapshot:
     """The step of the plan to execute; empty without one."""
     executed_steps: str = ""
     """The executed steps and their results, as text; empty if there are none."""
+    node: str = ""
+    """The graph's node that the function is called for; empty outside of graphs."""
+    visit: int = 0
+    """The number of the visit of that node, from 0."""
+    superstep: int | None = None
+    """The superstep of the visit, from 0; None in a DAG and outside of graphs."""
+    remaining_supersteps: int | None = None
+    """How many supersteps may follow this one; None without a limit."""
+    channels: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the graph's channels at the beginning of the superstep, as JSON values; missing ones left out."""
     read_history: Callable[[], Sequence[message_pb2.Message]] = field(default=tuple, repr=False, compare=False)
     """Returns the messages of `history`."""
 
@@ -160,7 +170,106 @@ class Rewriter:
         return shown
 
 
-Function: TypeAlias = Condition | InputBuilder | Rewriter
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What a handler returns to write channels: a value, and what is written to each channel, in order."""
+
+    value: Any
+    channels: Mapping[str, Any] = field(default_factory=dict)
+
+    def __init__(self, value: Any, channels: Mapping[str, Any] | None = None) -> None:
+        object.__setattr__(self, "value", value)
+        object.__setattr__(self, "channels", dict(channels or {}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A pure function that replaces a node's input or output, made by `@handler`; callable like the wrapped one."""
+
+    kind: ClassVar[str] = "handler"
+    name: str
+    function: Callable[[Any, Snapshot], Any]
+
+    def __call__(self, value: Any, snapshot: Snapshot) -> Any:
+        return self.function(value, snapshot)
+
+    def handle(self, value: Any, snapshot: Snapshot) -> Update:
+        """Return the value that the function returns, and its writes.
+
+        Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
+        """
+        answer = _call(self, self.function, value, snapshot)
+        return answer if isinstance(answer, Update) else Update(answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A pure function that chooses the targets of a node's output, made by `@router`; callable like the wrapped one."""
+
+    kind: ClassVar[str] = "router"
+    name: str
+    function: Callable[[Any, Snapshot], str | list[str]]
+
+    def __call__(self, output: Any, snapshot: Snapshot) -> str | list[str]:
+        return self.function(output, snapshot)
+
+    def choose(self, output: Any, snapshot: Snapshot) -> Sequence[str]:
+        """Return the names of the targets.
+
+        Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
+        """
+        answer = _call(self, self.function, output, snapshot)
+        chosen = [answer] if isinstance(answer, str) else answer
+        if not isinstance(chosen, list | tuple) or not all(isinstance(name, str) for name in chosen):
+            raise _build_type_error(self, answer, "a target or a list of targets")
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reducer:
+    """A pure function that applies a write to a channel, made by `@reducer`; callable like the wrapped one."""
+
+    kind: ClassVar[str] = "reducer"
+    name: str
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, current: Any, update: Any) -> Any:
+        return self.function(current, update)
+
+    def reduce(self, current: Any, update: Any) -> Any:
+        """Return the channel's new value; `current` is None if it has none.
+
+        Raises RunError: INTERNAL, or with the reason of a RunError that the function raises.
+        """
+        return _call(self, self.function, current, update)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFunction:
+    """The code of a graph's node, made by `@node`; callable like the wrapped function."""
+
+    kind: ClassVar[str] = "node function"
+    name: str
+    function: Callable[..., Any]
+    version: str
+    """Changes when its effects or its result do: a run continues only with the version that it started with."""
+    tools: Sequence[str] = ()
+    """The tools that it may call through its context."""
+    takes_context: bool = False
+    """Whether its first parameter is a Context; else it is one recorded effect."""
+    input_schema_json: str = ""
+    output_schema_json: str = ""
+    """JSON Schemas of its hints; empty for any value."""
+    convert: Callable[[Any], Any] = field(default=lambda value: value, repr=False)
+    """Returns a JSON value as its parameter's type; raises ValueError."""
+    to_json: Callable[[Any], Any] = field(default=lambda value: value, repr=False)
+    """Returns what it returned as a JSON value; raises ValueError or TypeError."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+Function: TypeAlias = Condition | InputBuilder | Rewriter | Handler | Router | Reducer | NodeFunction
 
 
 @overload
@@ -223,8 +332,71 @@ def rewriter(
     return make if function is None else make(function)
 
 
-def _name(function: Callable[[Given], Made], name: str, decorator: str, parameter: str) -> str:
-    """Return a function's name. Raises TypeError if it cannot be a pure function of one argument."""
+@overload
+def handler(function: Callable[[Any, Snapshot], Any], /) -> Handler: ...
+
+
+@overload
+def handler(*, name: str) -> Callable[[Callable[[Any, Snapshot], Any]], Handler]: ...
+
+
+def handler(
+    function: Callable[[Any, Snapshot], Any] | None = None, /, *, name: str = ""
+) -> Handler | Callable[[Callable[[Any, Snapshot], Any]], Handler]:
+    """Make `def name(value, snapshot)` a handler that a node's `before` or `after` can name.
+
+    It returns the value that replaces the given one, or an `Update` to write channels too. Raises TypeError.
+    """
+
+    def make(function: Callable[[Any, Snapshot], Any]) -> Handler:
+        return Handler(name=_name(function, name, "handler", "value, snapshot"), function=function)
+
+    return make if function is None else make(function)
+
+
+@overload
+def router(function: Callable[[Any, Snapshot], str | list[str]], /) -> Router: ...
+
+
+@overload
+def router(*, name: str) -> Callable[[Callable[[Any, Snapshot], str | list[str]]], Router]: ...
+
+
+def router(
+    function: Callable[[Any, Snapshot], str | list[str]] | None = None, /, *, name: str = ""
+) -> Router | Callable[[Callable[[Any, Snapshot], str | list[str]]], Router]:
+    """Make `def name(output, snapshot)` a router, which returns the targets that a graph's branch leads to.
+
+    Raises TypeError.
+    """
+
+    def make(function: Callable[[Any, Snapshot], str | list[str]]) -> Router:
+        return Router(name=_name(function, name, "router", "output, snapshot"), function=function)
+
+    return make if function is None else make(function)
+
+
+@overload
+def reducer(function: Callable[[Any, Any], Any], /) -> Reducer: ...
+
+
+@overload
+def reducer(*, name: str) -> Callable[[Callable[[Any, Any], Any]], Reducer]: ...
+
+
+def reducer(
+    function: Callable[[Any, Any], Any] | None = None, /, *, name: str = ""
+) -> Reducer | Callable[[Callable[[Any, Any], Any]], Reducer]:
+    """Make `def name(current, update)` a reducer that a graph's channel can name. Raises TypeError."""
+
+    def make(function: Callable[[Any, Any], Any]) -> Reducer:
+        return Reducer(name=_name(function, name, "reducer", "current, update"), function=function)
+
+    return make if function is None else make(function)
+
+
+def _name(function: Callable[..., Any], name: str, decorator: str, parameters: str) -> str:
+    """Return a function's name. Raises TypeError if it cannot be a pure function of these parameters."""
     if not callable(function):
         raise TypeError(f"@{decorator} takes a function, not a {type(function).__name__}.")
     name = name or getattr(function, "__name__", "")
@@ -241,15 +413,15 @@ def _name(function: Callable[[Given], Made], name: str, decorator: str, paramete
     if inspect.isgeneratorfunction(function):
         raise TypeError(f"{name!r} must return its result, not yield it.")
     try:
-        inspect.signature(function).bind(None)
+        inspect.signature(function).bind(*parameters.split(","))
     except TypeError:
-        raise TypeError(f"{name!r} must be `def {name}({parameter})`.") from None
+        raise TypeError(f"{name!r} must be `def {name}({parameters})`.") from None
     return name
 
 
-def _call(asked: Function, function: Callable[[Given], Made], given: Given) -> Made:
+def _call(asked: Function, function: Callable[..., Made], *given: object) -> Made:
     try:
-        return function(given)
+        return function(*given)
     except RunError as error:
         raise RunError(f"The {asked.kind} {asked.name!r} failed: {error.message}", reason=error.reason) from error
     except BaseException as error:  # whatever its class: a function must not end the server, or cancel its agent

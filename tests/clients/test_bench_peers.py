@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers import environments
+from bench.peers import environments, graphs
 from bench.peers.contestants import BOUGH, PEERS, RAW, Ground, Runner
+from bench.peers.graph_shapes import VISITS
 from bench.peers.race import race, shapes
 
 
@@ -51,3 +52,9 @@ async def test_what_cannot_be_installed_or_started_is_left_out_aloud_and_the_oth
 def _nowhere(ground: Ground) -> Ground:
     """The same ground with an address that no configuration takes."""
     return dataclasses.replace(ground, base_url="nowhere")
+
+
+def test_visits_of_graphs_are_a_table_of_milliseconds() -> None:
+    assert graphs.markdown([("`bough serve`", [(1.234, 5.0)] * len(VISITS))]).splitlines()[-1] == (
+        "| `bough serve` | " + " | ".join(["1.23 | 5.00"] * len(VISITS)) + " |"
+    )

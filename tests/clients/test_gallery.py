@@ -76,3 +76,55 @@ async def test_an_invoice_is_read_until_its_sums_are_right_and_one_that_stays_wr
     assert '{"article": "brush", "amount": 13' in state.out
     assert refused.code == 1
     assert "The invoice could not be read. The items come to 48.5, the total is 49.5." in refused.out
+
+
+@pytest.mark.parametrize(
+    ("agent", "said", "answer"),
+    [
+        (
+            "article",
+            '{"question": "Why are the tides late?"}',
+            "The tide comes about fifty minutes later each day because the moon does.",
+        ),
+        ("assistant", "What makes the tides?", "The moon makes the tides."),
+        ("polisher", "The moon makes the tides.", "The moon pulls the sea."),
+        ("word_count", "to be or\nnot to be", "6 words in 2 lines, 3 in the longest."),
+    ],
+)
+async def test_graphs_answer_without_a_failed_visit_that_is_not_handled(
+    agent: str, said: str, answer: str, tmp_path: Path
+) -> None:
+    team = copy("graphs", tmp_path)
+    ran = await team("run", agent, said, "--output", "answer")
+    failed = await team("events", "last", "--types", "graph.node_failed")
+    assert (ran.code, ran.out) == (0, f"{answer}\n"), ran.err
+    assert ("SUB_AGENT_FAILED" in failed.out) is (agent == "article")
+    assert len(failed.out.splitlines()) == (agent == "article")
+
+
+async def test_a_refund_in_a_dag_waits_for_its_answer_alone_and_is_drawn_with_its_path(tmp_path: Path) -> None:
+    team = copy("graphs", tmp_path)
+    ran = await team("run", "refund", "lamp", "--no-input")
+    (waiting,) = (await team("runs", "--json")).out.splitlines()
+    (request,) = json_format.Parse(waiting, run_pb2.Run()).open_requests
+    resumed = await team("resume", "last", "--answer", f"{request.input_id}=true", "--output", "answer")
+    nodes = (await team("tree", "last", "--nodes")).out
+    drawn = (await team("agents", "draw", "refund", "--run", "last")).out
+    assert (ran.code, resumed.code) == (3, 0), resumed.err
+    assert resumed.out == "We are sorry that your lamp is broken. 129.00 EUR are on their way.\n"
+    assert [line.split()[2] for line in nodes.splitlines() if "✓" in line][-2:] == ["sure", "decide"]
+    assert "  n3 ==> END" in drawn
+    assert '  n0["sure x1<br/>ask"]' in drawn
+
+
+async def test_a_fork_of_an_article_with_a_better_verdict_ends_with_the_first_draft(tmp_path: Path) -> None:
+    team = copy("graphs", tmp_path)
+    await team("run", "article", '{"question": "Why are the tides late?"}', "--output", "answer")
+    nodes = (await team("tree", "last", "--nodes")).out.splitlines()
+    review = next(line.split()[0] for line in nodes if "2 review from draft -> draft" in line)
+    edited = f'{review}={{"verdict": "good"}}'
+    forked = await team("fork", "last", "--after", review, "--node-output", edited, "--output", "answer", "--no-tree")
+    refused = await team("fork", "last", "--after", "3", "--node-output", "2=1")
+    assert (forked.code, forked.out) == (0, "The tide is late.\n"), forked.err
+    assert refused.code == 2
+    assert "There is no node_completed or node_failed at sequence 2." in refused.err

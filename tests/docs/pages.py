@@ -71,6 +71,13 @@ PAGES: Final[Mapping[str, Page]] = {
     "docs/how-to/*.md": Page(),
     "docs/reference/*.md": Page(),
     "docs/tutorial/*.md": Page(),
+    "examples/graphs/README.md": Page(  # the failure that a node of the article handles
+        example="examples",
+        into="examples",
+        failures=frozenset(
+            f"archivist: agent.{kind}.failed: MODEL_UNAVAILABLE" for kind in ("llm", "step", "sub_agent")
+        ),
+    ),
     "examples/*README.md": Page(example="examples", into="examples"),
 }
 """Pages by path or pattern; a path comes before patterns."""

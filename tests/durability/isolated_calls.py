@@ -29,6 +29,8 @@ NOT_LOOKED_UP: Final = frozenset(
         # Content, and the ids of what callers make up or find inside of what the call names.
         *("author", "invocation_id", "message_id", "call_id", "provider_call_id", "child_invocation_id"),
         *("text", "data", "data_json", "metadata_json", "arguments_json", "value_json", "result_json", "details_json"),
+        # The key of a visit is the server's; one in a request is ignored.
+        *("output_json", "effect_key"),
         *("filename", "media_type", "uri", "provider_json", "provider_id", "provider_field", "encrypted", "signature"),
         *("description", "label", "provider_ref", "snippet", "url", "extra_json", "category", "note", "message", "key"),
         *("labels", "event_names", "paths", "answered_by", "config_json", "session_state_json", "equals_json"),

@@ -17,9 +17,11 @@ from tests.durability.prefixes.scenarios import SCENARIOS
 from tests.support.agent_kinds import KINDS
 from tests.support.databases import on_postgres
 from tests.support.examples import examples
+from tests.support.graph_kinds import GRAPH_KINDS
+from tests.support.random_graphs import GraphPlan, graph_plans, scenario_of
 from tests.support.random_teams import Plan, definition, named, plans, turns
 
-RUNS = (*SCENARIOS, *KINDS)
+RUNS = (*SCENARIOS, *KINDS, *GRAPH_KINDS)
 
 Check = Callable[[Finished, Sequence[event_pb2.AgentEvent], Finished], None]
 
@@ -128,3 +130,13 @@ def test_any_team_that_crashes_anywhere_is_finished(plan: Plan, places: list[flo
         run_in_a_loop(
             _check_crashes(recording, places, Path(folder), check=check_finished if is_certain else check_kept)
         )
+
+
+@pytest.mark.grid
+@settings(examples(14), phases=ONCE)
+@given(graph_plans(), st.lists(st.floats(0, 1), min_size=1, max_size=3))
+def test_any_graph_that_crashes_anywhere_is_finished(plan: GraphPlan, places: list[float]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Recorded(scenario_of(plan), Path(folder) / "whole")
+        check = check_finished if plan.is_certain else check_kept
+        run_in_a_loop(_check_crashes(recording, places, Path(folder), check=check))

@@ -16,7 +16,7 @@ _STEP_ENDS = {events.STEP_COMPLETED, events.STEP_FAILED}
 _RESULTS = {events.LLM_COMPLETED, events.LLM_FAILED, events.VALUE_RECORDED, *_TOOL_ENDS}
 _OF_A_STEP = re.compile(r"s[0-9]+\.t[0-9]+")
 _ATTEMPTS = {events.LLM_STARTED, events.LLM_RETRYING, events.TOOL_STARTED}
-_BEGINNINGS = {*_ATTEMPTS, events.SUB_AGENT_STARTED, events.INPUT_REQUESTED}
+_BEGINNINGS = {*_ATTEMPTS, events.SUB_AGENT_STARTED, events.INPUT_REQUESTED, events.NODE_STARTED}
 _AFTER_AN_INTERRUPTION = {events.RUN_RESUMED, events.RUN_FORKED, events.CANCEL_REQUESTED}
 
 
@@ -35,6 +35,7 @@ def check_laws(log: Sequence[event_pb2.AgentEvent]) -> None:
     _check_requests(log)
     _check_cancelled(log)
     _check_cancel_reasons(log)
+    _check_visits(log)
 
 
 def _check_starts_and_ends(log: Sequence[event_pb2.AgentEvent]) -> None:
@@ -165,3 +166,23 @@ def _check_cancel_reasons(log: Sequence[event_pb2.AgentEvent]) -> None:
             covering = (one.reason for one in requests if keys.covers(one.effect_scope, event.effect_key))
             is_cancelled = end.end_reason == execution_pb2.END_REASON_CANCELLED
             assert end.cancel_reason == (next(covering, 0) if is_cancelled else 0)
+
+
+def _check_visits(log: Sequence[event_pb2.AgentEvent]) -> None:
+    """A visit of a node starts at most once and ends once, after everything in its scope."""
+    visits = [event for event in log if events.kind_of(event) in {events.NODE_STARTED, *events.NODE_END_KINDS}]
+    starts = Counter(event.effect_key for event in visits if event.HasField("node_started"))
+    ends = {event.effect_key: event for event in visits if not event.HasField("node_started")}
+    assert len(ends) == sum(not event.HasField("node_started") for event in visits), "a visit ends once"
+    assert max(starts.values(), default=1) == 1, "and starts once"
+    assert starts.keys() <= ends.keys()
+    for event in visits:
+        assert not event.step_id
+        assert event.sequence <= ends[event.effect_key].sequence
+    for key, end in ends.items():
+        last = max(event.sequence for event in log if keys.covers(key, event.effect_key) and not _is_cancel(event))
+        assert last == end.sequence, "all in its scope ends before it"
+
+
+def _is_cancel(event: event_pb2.AgentEvent) -> bool:
+    return event.HasField("cancel_requested")

@@ -119,7 +119,7 @@ def test_agents_have_the_revisions_of_their_definitions_and_those_in_code_their_
 def test_the_kind_of_a_definition_is_that_of_its_agent(registry: Registry, kind: str) -> None:
     definition = agent_pb2.AgentDefinition(name="a", description="Is one.")
     getattr(definition, kind).SetInParent()
-    made = agent_of(definition, registry.resolver.agents)
+    made = agent_of(definition, registry.resolver.agents, registry.resolver.functions)
     assert (kind_of(definition), made.revision) == (made.kind, revision(definition))
 
 

@@ -74,6 +74,7 @@ RESERVED: Final[Mapping[str, frozenset[str]]] = {
 HARMLESS: Final[Mapping[str, str]] = {
     "function": "TypeScript takes any word as the name of a property",
     "loop": "Rust writes r#loop",
+    "map": "Go writes Map",
     "operator": "C# writes Operator, and C++ operator_()",
     "template": "C++ writes template_()",
 }

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, get_args
 
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import Source, parse_definition
+from bough_server.agents.graph.builder import Graph
 from bough_server.agents.validation import Known, validate
 from bough_server.documents.yaml import raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
@@ -112,10 +113,12 @@ class PythonParts:
     tools: tuple[Tool, ...] = ()
     agents: tuple[Agent, ...] = ()
     functions: tuple[Function, ...] = ()
+    graphs: tuple[Source, ...] = ()
+    """The graphs, which are definitions with the lines of their parts."""
 
 
 def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
-    """Return the tools, agents and functions in the namespaces of modules, which are in a folder or installed.
+    """Return the tools, agents, graphs and functions in the namespaces of modules, which are in a folder or installed.
 
     Raises ConfigurationError with the module and the line if an import fails, and if two tools, two agents or two
     functions have the same name.
@@ -123,6 +126,7 @@ def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
     tools: dict[str, Tool] = {}
     agents: dict[str, Agent] = {}
     functions: dict[str, Function] = {}
+    graphs: dict[str, Graph] = {}
     for module_name in module_names:
         module = _import(module_name, folder.resolve())
         # A copy, because a value's own code may change the namespace while it is inspected.
@@ -131,10 +135,19 @@ def load_python(module_names: Iterable[str], folder: Path) -> PythonParts:
                 _add(tools, value.name, value, f"{module_name}: There are two tools named {value.name!r}.")
             elif isinstance(value, get_args(Function)):
                 _add(functions, value.name, value, f"{module_name}: There are two functions named {value.name!r}.")
+            elif isinstance(value, Graph):
+                _add(graphs, value.name, value, f"{module_name}: There are two graphs named {value.name!r}.")
+                for name, function in value.functions.items():
+                    _add(functions, name, function, f"{module_name}: There are two functions named {name!r}.")
             elif _is_agent(value):
                 name = value.definition.name
                 _add(agents, name, value, f"{module_name}: There are two agents named {name!r}.")
-    return PythonParts(tools=tuple(tools.values()), agents=tuple(agents.values()), functions=tuple(functions.values()))
+    return PythonParts(
+        tools=tuple(tools.values()),
+        agents=tuple(agents.values()),
+        functions=tuple(functions.values()),
+        graphs=tuple(graph.source for graph in graphs.values()),
+    )
 
 
 def load_values(kind: type[N], module_names: Iterable[str], folder: Path, *, what: str) -> dict[str, N]:

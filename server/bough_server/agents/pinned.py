@@ -12,6 +12,7 @@ from bough.v1 import agent_pb2, event_pb2
 from bough_server.agents.registry import agent_of
 from bough_server.agents.validation_bounds import models_of
 from bough_server.agents.validation_links import find_missing_functions
+from bough_server.functions import NodeFunction
 from bough_server.runtime.agent import Agent, Resolver
 from bough_server.tools.tool import Tool
 
@@ -47,9 +48,11 @@ def restore_catalog(
     # A definition of kind `function` finds its code here, and so the version that was checked above.
     code = dict(agents)
     for name, definition in definitions.items():
-        agents[name] = _agent(name, definition, resolver, code)
+        agents[name] = _agent(name, definition, resolver, code=code)
     for agent in agents.values():
         _check_functions(agent.definition, resolver)
+    for name, version in versions.nodes.items():
+        _check_node(name, version, resolver)
     for name, digest in versions.tools.items():
         if name not in server_tools:  # those are as they were when the run started
             _check_tool(name, digest, resolver)
@@ -60,9 +63,11 @@ def restore_catalog(
     return replace(resolver, agents=agents, tools={**resolver.tools, **server_tools})
 
 
-def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver, code: Mapping[str, Agent]) -> Agent:
+def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver, *, code: Mapping[str, Agent]) -> Agent:
     current = resolver.agents.get(name)
-    return current if current is not None and current.definition == definition else agent_of(definition, code)
+    if current is not None and current.definition == definition:
+        return current
+    return agent_of(definition, code, resolver.functions)
 
 
 def _code_agent(name: str, version: str, resolver: Resolver) -> Agent:
@@ -87,6 +92,16 @@ def _check_functions(definition: agent_pb2.AgentDefinition, resolver: Resolver) 
         raise MissingVersion(
             f"The agent {definition.name!r} names {function}, which is not configured on this server. Restore "
             "it and keep it until the run ends, or cancel the run."
+        )
+
+
+def _check_node(name: str, version: str, resolver: Resolver) -> None:
+    function = resolver.functions.get(name)
+    # A missing one is reported with the agent that names it.
+    if isinstance(function, NodeFunction) and function.version != version:
+        raise MissingVersion(
+            f"The run started with version {version!r} of the node function {name!r}, but this server has "
+            f"{function.version!r}. Restore the code of that version and keep it until the run ends, or cancel the run."
         )
 
 

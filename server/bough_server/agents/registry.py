@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, TypeVar
 
@@ -15,6 +15,7 @@ from bough.v1 import agent_pb2, model_pb2, tool_pb2
 from bough_server.agents.definition import Source
 from bough_server.agents.flow import LoopAgent, ParallelAgent, SequenceAgent
 from bough_server.agents.function import DefinedFunctionAgent
+from bough_server.agents.graph.agent import GraphAgent
 from bough_server.agents.llm import LlmAgent
 from bough_server.agents.loading import source_problems
 from bough_server.agents.plan_execute import PlanExecuteAgent
@@ -25,7 +26,7 @@ from bough_server.agents.validation_links import find_missing_functions
 from bough_server.documents.yaml import raise_problems
 from bough_server.engine.open_invocations import to_duration
 from bough_server.errors import AgentUnusable, ConfigurationError, Problem
-from bough_server.functions import Function
+from bough_server.functions import Function, NodeFunction
 from bough_server.log.session_state import is_key
 from bough_server.models.model import Model, ToolSpec
 from bough_server.runtime.agent import Agent, Models, Resolver
@@ -102,8 +103,10 @@ class VersionHashes:
     models: Mapping[str, str]
     agents: Mapping[str, str]
     prices: str
-    server_tools: Mapping[str, tool_pb2.ToolInfo]
+    server_tools: Mapping[str, tool_pb2.ToolInfo] = field(default_factory=dict)
     """The tools of tool servers by the revisions under which they are stored, in the order of their names."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Declared versions of the functions of graphs' nodes, by name."""
 
 
 class Registry:
@@ -141,7 +144,7 @@ class Registry:
         raise_problems([*source_problems(sources, known), *self._code_problems(bare, known)])
         # The name alone: it is shown to callers, whom the folders of the server do not concern.
         self._files = {source.definition.name: Path(source.path).name for source in sources}
-        made = {each.name: agent_of(each, self._code_agents) for each in bare}
+        made = {each.name: agent_of(each, self._code_agents, self._functions) for each in bare}
         agents = dict(sorted([*made.items(), *self._code_agents.items()]))
         self.resolver = replace(self.resolver, agents=agents)
 
@@ -233,6 +236,8 @@ class Registry:
             definitions=[*(agent.definition for agent in self.resolver.agents.values()), *stored],
             code_agents=[agent.definition for agent in self._code_agents.values()],
             functions={name: function.kind for name, function in self._functions.items()},
+            tool_schemas=schemas_of(self._tools.values()),
+            node_functions={name: each for name, each in self._functions.items() if isinstance(each, NodeFunction)},
         )
 
     def _code_problems(self, definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> list[Problem]:
@@ -241,6 +246,14 @@ class Registry:
             for name, agent in self._code_agents.items()
             for problem in validate_code_agent(agent.definition, agent.tool_links, definitions, known)
         ]
+
+
+def schemas_of(tools: Iterable[Tool]) -> dict[str, str]:
+    """Return the JSON Schemas of the arguments of tools and of the built-in ones, by name."""
+    return {
+        **{tool.name: tool.input_schema_json for tool in tools},
+        **{name: built_in.input_schema_json for name, built_in in SPECS.items()},
+    }
 
 
 def describe_agent(agent: Agent, source: agent_pb2.AgentSource.ValueType) -> agent_pb2.Agent:
@@ -283,7 +296,7 @@ def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 def overlay_definitions(below: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> Resolver:
     """Return a resolver that adds the agents of definitions on top of another one."""
-    made = {each.name: agent_of(each, below.agents) for each in definitions}
+    made = {each.name: agent_of(each, below.agents, below.functions) for each in definitions}
     return replace(below, agents={**below.agents, **made})
 
 
@@ -325,7 +338,17 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
         agents={name: resolver.agents[name].revision for name in sorted(code)},
         prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
         server_tools={revision_of(info): info for info in infos},
+        nodes=dict(sorted(_node_versions(resolver, definitions))),
     )
+
+
+def _node_versions(resolver: Resolver, definitions: Iterable[agent_pb2.AgentDefinition]) -> Iterator[tuple[str, str]]:
+    """Yield the functions of the nodes of graphs, each with its version."""
+    for definition in definitions:
+        for node in definition.graph.nodes:
+            function = resolver.functions.get(node.function)
+            if isinstance(function, NodeFunction):
+                yield function.name, function.version
 
 
 def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
@@ -405,8 +428,12 @@ def is_code(resolver: Resolver, name: str) -> bool:
     return name in resolver.agents and resolver.agents[name].definition.WhichOneof("kind") is None
 
 
-def agent_of(definition: agent_pb2.AgentDefinition, code: Mapping[str, Agent]) -> Agent:
-    """Return the agent of a validated definition; `code` has the agents in code."""
+def agent_of(
+    definition: agent_pb2.AgentDefinition, code: Mapping[str, Agent], functions: Mapping[str, Function]
+) -> Agent:
+    """Return the agent of a validated definition; `code` has the agents in code, `functions` the operator's."""
+    if definition.HasField("graph"):
+        return GraphAgent(definition, functions)
     if definition.HasField("function"):
         return DefinedFunctionAgent(definition, code.__getitem__)
     return _KINDS[definition.WhichOneof("kind") or "llm"](definition)

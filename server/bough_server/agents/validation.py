@@ -8,21 +8,26 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bough.v1 import agent_pb2, catalog_service_pb2, error_pb2
+from bough_server.agents.graph.structure import schema_problem as graph_schema_problem
+from bough_server.agents.graph.structure import tool_places
+from bough_server.agents.graph.types import Names
+from bough_server.agents.graph.validation import graph_problems
 from bough_server.agents.validation_bounds import (
     MAX_SCHEMA_BYTES,
     bound_problems,
     history_problems,
-    json_object_problem,
+    settings_problems,
     unknown_models,
 )
 from bough_server.agents.validation_links import naming_problems, rule_circles, structure_problems
 from bough_server.documents.yaml import suggestion
 from bough_server.errors import Reason
+from bough_server.functions import NodeFunction
 from bough_server.ids import AGENT_NAME
 from bough_server.runtime.agent import llm_of
 from bough_server.tool_servers.offers import MOST_TOOLS, ServerOffer
 from bough_server.tools.arguments import schema_problem
-from bough_server.tools.builtin import FINAL_ANSWER, SPECS
+from bough_server.tools.builtin import FINAL_ANSWER, OF_STATE, SPECS
 
 _INVALID: Final = error_pb2.ERROR_REASON_INVALID_REQUEST
 
@@ -43,7 +48,11 @@ class Known:
     code_agents: Sequence[agent_pb2.AgentDefinition] = ()
     """The definitions of agents in code, whose names are taken."""
     functions: Mapping[str, str] = field(default_factory=dict)
-    """The operator's pure functions, each with its kind."""
+    """The operator's functions, each with its kind."""
+    tool_schemas: Mapping[str, str] = field(default_factory=dict)
+    """The JSON Schema of the arguments of each tool."""
+    node_functions: Mapping[str, NodeFunction] = field(default_factory=dict)
+    """The operator's functions of graphs' nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ def validate(definitions: Sequence[agent_pb2.AgentDefinition], known: Known) -> 
         problems += [DefinitionProblem(*each) for each in unknown_models(definition, known.models)]
         if problem := _schema_problem(definition.input_schema_json, why_object="arguments have names"):
             problems.append(DefinitionProblem("input_schema_json", problem))
-        problems += _output(definition)
+        problems += [*_output(definition), *_graph(definition, world)]
         seen.add(definition.name)
         validated.append([_prefix_supervisor_field(problem, definition) for problem in problems])
     return validated
@@ -132,6 +141,10 @@ def _schema_problem(schema_json: str, *, why_object: str = "") -> str:
 def _output(definition: agent_pb2.AgentDefinition) -> Iterator[DefinitionProblem]:
     schema = definition.output_schema_json
     if not schema:
+        return
+    if definition.HasField("graph"):
+        if problem := graph_schema_problem(schema):
+            yield DefinitionProblem("output_schema_json", problem)
         return
     if problem := _schema_problem(schema):  # an object too, as for arguments: providers accept no other output schema
         yield DefinitionProblem("output_schema_json", problem)
@@ -222,8 +235,51 @@ def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Defin
             "llm.model", "is required: there is no model named default, and no caller has one to inherit."
         )
     yield from _tools(definition, known)
-    if problem := json_object_problem(llm.settings.extra_json):
-        yield DefinitionProblem("llm.settings.extra_json", problem)
+
+
+def names_for(known: Known, agents: Mapping[str, agent_pb2.AgentDefinition]) -> Names:
+    """Return what the names in a graph stand for; `agents` are all agents by name."""
+    return Names(agent=agents.get, tool_schema=known.tool_schemas.get, function=known.node_functions.get)
+
+
+def _graph(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[DefinitionProblem]:
+    if not definition.HasField("graph"):
+        return
+    known = world.known
+    names = names_for(known, world.agents)
+    yield from (DefinitionProblem(*each) for each in graph_problems(definition, names))
+    for link, place in tool_places(definition.graph):
+        yield from _tool_problems(link, place, known)
+        if link.name in SPECS and link.name not in OF_STATE:
+            yield DefinitionProblem(f"{place}.name", f"{link.name!r} is for models of agents: a graph routes by edges.")
+        if link.max_calls_per_run < 0:
+            yield DefinitionProblem(f"{place}.max_calls_per_run", "must not be negative.")
+    for index, node in enumerate(definition.graph.nodes):
+        place, model = f"graph.nodes[{index}].model", node.model
+        if not node.HasField("model"):
+            continue
+        if model.model and model.model not in known.models:
+            description = f"There is no model {model.model!r}.{suggestion(model.model, known.models)}"
+            yield DefinitionProblem(f"{place}.model", description)
+        if not model.model and not known.has_default_model and definition.name not in world.with_model:
+            description = "is required: there is no model named default, and no caller has one to inherit."
+            yield DefinitionProblem(f"{place}.model", description)
+        yield from (DefinitionProblem(*each) for each in settings_problems(model.settings, f"{place}.settings"))
+
+
+def _tool_problems(
+    link: agent_pb2.ToolLink, place: str, known: Known, *, instead: str = ""
+) -> Iterator[DefinitionProblem]:
+    """Yield the problems of one link to a tool, wherever it is; `instead` says what may stand for the name."""
+    if not link.name:
+        yield DefinitionProblem(f"{place}.name", f"is required{instead}.")
+    elif link.name not in known.tools and link.name not in SPECS and not is_unlisted(link.name, known):
+        reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
+        description = f"There is no tool {link.name!r}.{suggestion(link.name, {*known.tools, *SPECS})}"
+        yield DefinitionProblem(f"{place}.name", description, reason)
+    if link.HasField("timeout") and link.name in known.client_tools:
+        description = f"{link.name!r} runs in the client, which a timeout does not stop; use the tool's answer_within."
+        yield DefinitionProblem(f"{place}.timeout", description)
 
 
 def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[DefinitionProblem]:
@@ -237,23 +293,14 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Defi
         if link.server:
             yield from _server_link(link, f"llm.tools[{index}].server", known, seen)
             continue
-        if not link.name:
-            yield DefinitionProblem(place, "is required, or `server` for all tools of a tool server.")
-        elif link.name not in known.tools and link.name not in SPECS and not is_unlisted(link.name, known):
-            reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
-            there = {*known.tools, *SPECS}
-            yield DefinitionProblem(place, f"There is no tool {link.name!r}.{suggestion(link.name, there)}", reason)
+        instead = ", or `server` for all tools of a tool server"
+        yield from _tool_problems(link, f"llm.tools[{index}]", known, instead=instead)
         if link.name in seen:
             yield DefinitionProblem(place, f"{link.name!r} is listed twice.")
         elif link.name in others:
             yield DefinitionProblem(
                 place, f"{link.name!r} is also the tool of {others[link.name]}; remove one of the two."
             )
-        if link.HasField("timeout") and link.name in known.client_tools:
-            description = (
-                f"{link.name!r} runs in the client, which a timeout does not stop; use the tool's answer_within."
-            )
-            yield DefinitionProblem(f"llm.tools[{index}].timeout", description)
         seen.add(link.name)
     yield from _count_tools(definition, known)
 

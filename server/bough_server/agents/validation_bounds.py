@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from bough.v1 import agent_pb2, policy_pb2
+from bough.v1 import agent_pb2, model_pb2, policy_pb2
 from bough_server.documents.yaml import suggestion
 from bough_server.runtime.agent import llm_of
 
@@ -59,14 +59,20 @@ def _llm_problems(llm: agent_pb2.LlmAgent) -> Iterator[FieldProblem]:
             yield f"llm.tools[{index}].max_calls_per_run", "must not be negative."
         if link.HasField("timeout"):
             yield from _positive_problems(link.timeout, f"llm.tools[{index}].timeout")
-    settings = llm.settings
+    yield from settings_problems(llm.settings, "llm.settings")
+
+
+def settings_problems(settings: model_pb2.ModelSettings, place: str) -> Iterator[FieldProblem]:
+    """Yield every problem of the parameters of model calls."""
     # NaN and infinity come over the wire and compare like numbers, but JSON, which providers take, has neither.
     if not (math.isfinite(settings.temperature) and settings.temperature >= 0):
-        yield "llm.settings.temperature", "must be 0 or more."
+        yield f"{place}.temperature", "must be 0 or more."
     if settings.HasField("top_p") and not 0 < settings.top_p <= 1:
-        yield "llm.settings.top_p", "must be more than 0 and at most 1."
+        yield f"{place}.top_p", "must be more than 0 and at most 1."
     if settings.HasField("max_output_tokens") and settings.max_output_tokens < 1:
-        yield "llm.settings.max_output_tokens", "must be at least 1."
+        yield f"{place}.max_output_tokens", "must be at least 1."
+    if problem := json_object_problem(settings.extra_json):
+        yield f"{place}.extra_json", problem
 
 
 def _limits_problems(limits: policy_pb2.Limits, place: str) -> Iterator[FieldProblem]:
@@ -121,7 +127,8 @@ def _is_in_range(duration: Duration) -> bool:
 def models_of(definition: agent_pb2.AgentDefinition) -> set[str]:
     """Return the models that a definition names: its own, empty if inherited, and those that summarize."""
     summarizing = {policy.summarize.model for _, policy in _policies(definition)} - {""}
-    return {llm_of(definition).model, *summarizing}
+    of_nodes = {node.model.model for node in definition.graph.nodes} - {""}
+    return {llm_of(definition).model, *summarizing, *of_nodes}
 
 
 def history_problems(definition: agent_pb2.AgentDefinition) -> Iterator[FieldProblem]:

@@ -9,7 +9,16 @@ from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.validation_bounds import FieldProblem
 from bough_server.documents.yaml import suggestion
 from bough_server.errors import Reason
-from bough_server.functions import Condition, Function, InputBuilder, Rewriter
+from bough_server.functions import (
+    Condition,
+    Function,
+    Handler,
+    InputBuilder,
+    NodeFunction,
+    Reducer,
+    Rewriter,
+    Router,
+)
 from bough_server.log.session_state import is_key, is_path
 from bough_server.runtime.agent import llm_of
 from bough_server.templates import template_mistake
@@ -39,7 +48,7 @@ def structure_problems(
     """
     if definition.HasField("supervisor") and not definition.sub_agents:
         yield "sub_agents", "is required: they are its members."
-    if not is_composite(definition):
+    if not is_composite(definition) or definition.HasField("graph"):
         return
     yield from _link_problems(definition)
     if definition.output_schema_json:
@@ -131,7 +140,9 @@ def _plan_problems(
 
 
 def _run_in_any_case(definition: agent_pb2.AgentDefinition) -> set[str]:
-    """Return the agents that a composite always runs: the entry member of a swarm, all children of any other."""
+    """Return the agents that a composite always runs: of a swarm its entry member, of a graph none, else all."""
+    if definition.HasField("graph"):
+        return set()  # its branches decide
     if definition.HasField("swarm") and definition.sub_agents:
         return {definition.swarm.entry_agent or definition.sub_agents[0].agent}
     return {link.agent for link in definition.sub_agents}
@@ -241,6 +252,22 @@ def find_function_references(definition: agent_pb2.AgentDefinition) -> Iterator[
     for index, link in enumerate(definition.sub_agents):
         if link.input.HasField("function"):
             yield Named(f"sub_agents[{index}].input.function", link.input.function, InputBuilder.kind)
+    yield from _find_graph_functions(definition.graph)
+
+
+def _find_graph_functions(graph: agent_pb2.GraphAgent) -> Iterator[Named]:
+    for index, node in enumerate(graph.nodes):
+        if node.HasField("function") and node.function:
+            yield Named(f"graph.nodes[{index}].function", node.function, NodeFunction.kind)
+        for field, name in (("before", node.before), ("after", node.after)):
+            if name:
+                yield Named(f"graph.nodes[{index}].{field}", name, Handler.kind)
+    for index, branch in enumerate(graph.branches):
+        if branch.HasField("function"):
+            yield Named(f"graph.branches[{index}].function", branch.function, Router.kind)
+    for index, channel in enumerate(graph.channels):
+        if channel.reducer_function:
+            yield Named(f"graph.channels[{index}].reducer_function", channel.reducer_function, Reducer.kind)
 
 
 def find_missing_functions(definition: agent_pb2.AgentDefinition, functions: Mapping[str, Function]) -> Iterator[str]:

@@ -59,6 +59,45 @@ def validate(
     finish(_validate(target_of(context), paths or []))
 
 
+@command(agents, "draw")
+def draw(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A graph's name.", autocompletion=complete_agents)],
+    run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="Draw the path of a run too, of the definition that it used.")
+    ] = "",
+) -> None:
+    """Draw a graph as a Mermaid diagram, for a page that renders Mermaid."""
+    finish(_draw(target_of(context), name, run=run))
+
+
+async def _draw(target: Target, name: str, *, run: str) -> ExitCode:
+    from bough.v1 import follow_pb2
+    from bough_server.cli.connection import connect, resolve_run
+    from bough_server.cli.output import print_line
+    from bough_server.cli.render.graphs import GRAPH_EVENTS, Travelled, mermaid_lines
+    from bough_server.errors import ConfigurationError
+
+    async with connect(target, is_reading=True) as connection:
+        client, travelled, revision = connection.client, None, ""
+        if run:
+            run_id = await resolve_run(client, run)
+            names = ("agent.run.started", *GRAPH_EVENTS)
+            async with client.watch(run_id, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=names) as stream:
+                log = [event async for event in stream]
+            travelled = Travelled(log, name)
+            used = {ref.name: ref.revision for event in log for ref in event.run_started.definition_refs}
+            if name not in used:
+                raise ConfigurationError(f"The run {run_id} does not reach an agent {name!r}.")
+            revision = used[name]
+        agent = await client.catalog.get_agent(name, revision=revision)
+    if not agent.definition.HasField("graph"):
+        raise ConfigurationError(f"{name!r} is no graph: `bough agents show {name}` shows what it is.")
+    for line in mermaid_lines(agent.definition, travelled):
+        print_line(line)
+    return ExitCode.YES
+
+
 async def _list_agents(target: Target, *, json: bool) -> ExitCode:
     from bough_server.cli.connection import connect
     from bough_server.cli.output import print_table
@@ -89,7 +128,15 @@ async def _show(target: Target, name: str, *, revision: str, json: bool) -> Exit
 
 
 async def _validate(target: Target, paths: list[Path]) -> ExitCode:
-    from bough_server.agents.loading import definition_files, drop_reported_problems, read_sources, source_problems
+    from bough_server.agents.graph.validation import graph_notes
+    from bough_server.agents.loading import (
+        definition_files,
+        drop_reported_problems,
+        load_python,
+        read_sources,
+        source_problems,
+    )
+    from bough_server.agents.validation import names_for
     from bough_server.agents.validation_links import find_call_cycles
     from bough_server.cli.definitions import files_of, load_known_names
     from bough_server.cli.output import print_line
@@ -99,10 +146,12 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     settings = Settings.load(target.config)
     files = files_of(paths) if paths else definition_files(settings.agents, settings.folder)
     sources, problems = read_sources(files)
+    if not paths:
+        sources += load_python(settings.python, settings.folder).graphs
     known = load_known_names(settings, without=files)
     further = drop_reported_problems(source_problems(sources, known), problems)
     order = {str(path): index for index, path in enumerate(files)}
-    in_order = sorted([*problems, *further], key=lambda problem: (order[problem.path], problem.line))
+    in_order = sorted([*problems, *further], key=lambda problem: (order.get(problem.path, len(order)), problem.line))
     named = {each.name: each for each in (*known.definitions, *(source.definition for source in sources))}
     wrong, notes = _check_scripts(settings, {*named, *(agent.name for agent in known.code_agents)}, is_whole=not paths)
     # Two checks can report the same problem.
@@ -116,6 +165,12 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     notes += [
         f"{' -> '.join(path)}: they can call each other in turn, until `limits.depth` ends it."
         for path in find_call_cycles(named)
+    ]
+    notes += [
+        str(source.problem(*note))
+        for source in sources
+        if source.definition.HasField("graph")
+        for note in graph_notes(source.definition, names_for(known, named))
     ]
     for note in notes:
         print_stderr(f"note: {note}")

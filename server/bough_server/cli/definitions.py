@@ -9,9 +9,10 @@ from bough import AsyncClient, InvalidRequest, NotFound
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import Source
 from bough_server.agents.loading import definition_files, load_python, load_sources, read_sources
-from bough_server.agents.registry import Registry, describe_owners
+from bough_server.agents.registry import Registry, describe_owners, schemas_of
 from bough_server.agents.validation import Known
 from bough_server.errors import ConfigurationError
+from bough_server.functions import NodeFunction
 from bough_server.models.registry import build_models
 from bough_server.settings import Settings
 
@@ -71,9 +72,11 @@ def load_known_names(settings: Settings, *, without: Collection[Path] = ()) -> K
         client_tools=[tool.name for tool in python.tools if tool.is_client_side],
         models=list(settings.models),
         has_default_model="default" in settings.models,
-        definitions=[source.definition for source in sources],
+        definitions=[source.definition for source in (*sources, *python.graphs)],
         code_agents=[agent.definition for agent in python.agents],
         functions={function.name: function.kind for function in python.functions},
+        tool_schemas=schemas_of(python.tools),
+        node_functions={each.name: each for each in python.functions if isinstance(each, NodeFunction)},
     )
 
 
@@ -84,7 +87,7 @@ def registry_of(settings: Settings) -> Registry:
     """
     python = load_python(settings.python, settings.folder)
     return Registry(
-        load_sources(definition_files(settings.agents, settings.folder)),
+        [*load_sources(definition_files(settings.agents, settings.folder)), *python.graphs],
         models=build_models(
             settings.models, folder=settings.folder, secrets=settings.secrets, currency=settings.currency
         ),
@@ -135,6 +138,10 @@ def _replace_model(definition: agent_pb2.AgentDefinition, model: str) -> agent_p
         changed.llm.model = model
     elif changed.HasField("supervisor"):
         changed.supervisor.llm.model = model
+    elif any(node.HasField("model") for node in changed.graph.nodes):
+        for node in changed.graph.nodes:
+            if node.HasField("model"):
+                node.model.model = model
     else:
         return None
     return changed

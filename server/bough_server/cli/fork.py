@@ -45,6 +45,15 @@ ToolResultOption = Annotated[
         "before the first of these results.",
     ),
 ]
+NodeOutputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node-output",
+        metavar="N=JSON",
+        help="Another output of a visit of a graph's node. N is the sequence of its node_completed or node_failed; the "
+        "fork begins right before the first of them.",
+    ),
+]
 InputOption = Annotated[str | None, typer.Option("--input", metavar="TEXT", help="Another input; only with --after 1.")]
 OpenEffectsOption = Annotated[
     bool,
@@ -64,6 +73,7 @@ class ForkArguments:
     models: list[str]
     instructions: list[str]
     tool_results: list[str]
+    node_outputs: list[str]
     input_text: str | None
     allow_open_effects: bool
     request_id: str
@@ -77,6 +87,7 @@ def fork(
     model: ModelOption = None,
     instruction: InstructionOption = None,
     tool_result: ToolResultOption = None,
+    node_output: NodeOutputOption = None,
     input: InputOption = None,
     allow_open_effects: OpenEffectsOption = False,
     request_id: RequestIdOption = "",
@@ -98,6 +109,7 @@ def fork(
         models=model or [],
         instructions=instruction or [],
         tool_results=tool_result or [],
+        node_outputs=node_output or [],
         input_text=input,
         allow_open_effects=allow_open_effects,
         request_id=request_id,
@@ -117,6 +129,7 @@ async def _fork(target: Target, arguments: ForkArguments, display: Display, *, d
         models=arguments.models,
         instructions=arguments.instructions,
         tool_results=arguments.tool_results,
+        node_outputs=arguments.node_outputs,
         input_text=arguments.input_text,
     )
     async with connect(target, default_model=default_model, is_silent=True, needs_runs=True) as connection:

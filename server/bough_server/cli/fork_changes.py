@@ -16,9 +16,14 @@ _CALL_OF_INVOCATION: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-
 
 
 def changes_of(
-    *, models: Iterable[str], instructions: Iterable[str], tool_results: Iterable[str], input_text: str | None
+    *,
+    models: Iterable[str],
+    instructions: Iterable[str],
+    tool_results: Iterable[str],
+    node_outputs: Iterable[str],
+    input_text: str | None,
 ) -> fork_pb2.ForkChanges:
-    """Parse `--model AGENT=M`, `--instruction AGENT=@FILE`, `--tool-result CALL=JSON` and `--input TEXT`.
+    """Parse `--model`, `--instruction`, `--tool-result`, `--node-output` and `--input`.
 
     Raises ConfigurationError for a value that cannot be parsed, or is given twice.
     """
@@ -31,6 +36,12 @@ def changes_of(
         edited = changes.tool_results.add(call_id=call, outcome=outcome_of(text))
         if found := _CALL_OF_INVOCATION.fullmatch(call):
             edited.invocation_id, edited.call_id = found.group(1).lower(), found.group(2)
+    for sequence, text in _pairs("--node-output", node_outputs, "SEQUENCE=JSON").items():
+        if not sequence.isdecimal():
+            raise ConfigurationError(
+                f"--node-output {sequence!r} is no sequence: `bough events RUN --types 'graph.*'` shows them."
+            )
+        changes.node_outputs.add(sequence=int(sequence), output_json=read_content(text))
     if input_text is not None:
         changes.input.CopyFrom(user_message(input_text))
     return changes

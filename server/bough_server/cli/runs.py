@@ -1,11 +1,14 @@
 """`bough runs`, `bough tree` and `bough cancel`: list runs, show a run's tree, cancel a run."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bough_server.cli.exit_codes import ExitCode, finish
 from bough_server.cli.options import JsonOption, LimitOption, RunArgument, Target, target_of
+
+if TYPE_CHECKING:
+    from bough import AsyncClient
 
 
 def runs(
@@ -51,6 +54,7 @@ def tree(
         int | None,
         typer.Option("--max-agents", min=0, metavar="N", help="How many agents of the tree to show.  [default: 1000]"),
     ] = None,
+    nodes: Annotated[bool, typer.Option("--nodes", help="Show the visits of graphs' nodes below the tree.")] = False,
 ) -> None:
     """Show a run's agent tree.
 
@@ -58,7 +62,11 @@ def tree(
     """
     if json and html:
         raise typer.BadParameter("--json and --html exclude each other: omit one of them.")
-    finish(_tree(target_of(context), run, json=json, html=html, max_agents=max_agents))
+    if nodes and (json or html):
+        raise typer.BadParameter(
+            "--nodes is for the tree as text: `bough events RUN --types 'graph.*'` has the events."
+        )
+    finish(_tree(target_of(context), run, json=json, html=html, max_agents=max_agents, nodes=nodes))
 
 
 def cancel(context: typer.Context, run: RunArgument) -> None:
@@ -99,7 +107,7 @@ async def _runs(
     return ExitCode.YES
 
 
-async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents: int | None) -> ExitCode:
+async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents: int | None, nodes: bool) -> ExitCode:
     from bough.v1 import invocation_pb2
     from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.output import json_text, print_line, print_lines, terminal
@@ -115,6 +123,7 @@ async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents
         invocation = await connection.client.get_invocation(run_id, options=options)
         # Open requests and the parked reason are fields of the run, not of its record.
         run = None if invocation.complete else await connection.client.get_run(run_id)
+        visits = await _read_visits(connection.client, run_id) if nodes else []
     if json:
         print_line(json_text(invocation))
         return ExitCode.YES
@@ -123,9 +132,20 @@ async def _tree(target: Target, text: str, *, json: bool, html: bool, max_agents
         return ExitCode.YES
     console = terminal()
     print_lines(tree_lines(invocation, width=console.width, is_pipe=not console.is_terminal))
+    for line in visits:
+        print_line(clip(line, console.width) if console.is_terminal else line)
     for line in open_request_lines(run) if run is not None else ():
         print_line(clip(line, console.width) if console.is_terminal else line)
     return ExitCode.YES
+
+
+async def _read_visits(client: "AsyncClient", run_id: str) -> list[str]:
+    from bough.v1 import follow_pb2
+    from bough_server.cli.render.graphs import GRAPH_EVENTS, visit_lines
+
+    until = follow_pb2.WATCH_UNTIL_CURRENT
+    async with client.watch(run_id, until=until, event_names=GRAPH_EVENTS) as stream:
+        return visit_lines([event async for event in stream])
 
 
 async def _cancel(target: Target, text: str) -> ExitCode:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Final, TypeAlias, cast
 
 import yaml
@@ -170,12 +171,10 @@ class _MessageReader:
             self.report(places[0], str(error))
 
     def _list(self, value: Value, message: Message, descriptor: FieldDescriptor, places: _Places) -> None:
-        if not isinstance(value, list):
-            raise _Wrong("must be a list")
         path, schema_path = places
         items = getattr(message, descriptor.name)
-        for index, item in enumerate(value):
-            inner, place = (*path, index), f"{schema_path}[{index}]"
+        for index, (inner, item) in enumerate(_expand_list(value, descriptor, path)):
+            place = f"{schema_path}[{index}]"
             self.lines[place] = self.document.line(inner)
             try:
                 if descriptor.message_type is None:
@@ -228,6 +227,40 @@ class _MessageReader:
         path, schema_path = places
         setattr(message, named, value)
         self.lines[f"{schema_path}.{named}"] = self.document.line(path)
+
+
+LIST_FORMS: Final = frozenset({"FieldMapping", "GraphEdge", "BranchCase"})
+"""Messages of which a document may write a list in a shorter form: mappings of a node's input, edges, cases."""
+
+
+def _expand_list(value: Value, descriptor: FieldDescriptor, path: FieldPath) -> list[tuple[FieldPath, Value]]:
+    """Return the items of a list, each with the place where it is written; short forms as the list that they mean."""
+    kind = descriptor.message_type.name if descriptor.message_type is not None else ""
+    if kind == "FieldMapping" and isinstance(value, str):
+        return [(path, {"path": value})]
+    if kind == "FieldMapping" and isinstance(value, dict):
+        return [((*path, name), _expand_mapping(name, source)) for name, source in value.items()]
+    if kind == "BranchCase" and isinstance(value, dict):
+        return [((*path, text), {"value": text, "target": target}) for text, target in value.items()]
+    if not isinstance(value, list):
+        others = {"FieldMapping": ", a path, or a mapping of fields to paths", "BranchCase": ", or a mapping of texts"}
+        raise _Wrong(f"must be a list{others.get(kind, '')}")
+    items: list[tuple[FieldPath, Value]] = []
+    for index, item in enumerate(value):
+        inner = (*path, index)
+        if kind != "GraphEdge" or not isinstance(item, list):
+            items.append((inner, item))
+        elif len(item) < 2:
+            raise _Wrong(f"has a chain of one node at [{index}]; write two or more, such as [START, node]")
+        else:
+            items += [(inner, {"source": source, "target": target}) for source, target in pairwise(item)]
+    return items
+
+
+def _expand_mapping(name: str, source: Value) -> Value:
+    if isinstance(source, dict):
+        return {"field": name, **source}
+    return {"field": name, "path": source}
 
 
 def map_value(descriptor: FieldDescriptor) -> FieldDescriptor | None:

@@ -4,7 +4,7 @@ In a closed scope no effect starts and nothing is recorded, even if its code con
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server.clock import Clock
@@ -27,20 +27,56 @@ def build_end_events(
     # A copy that observes the ends as they are made: each end then carries the usage of the ends below it.
     left = invocations.copy()
     for opened in left.sort_by_depth():
+        visits = {key: each for key, each in opened.effects.items() if each.HasField("node_started")}
         for key, started in list(opened.effects.items()):
-            if keys.covers(scope, key):
+            if key not in visits and keys.covers(scope, key):
                 called, cause = opened.called.get(key), error if key == scope else below
                 child = called.invocation_id if called is not None else ""
                 if called is not None and cause.reason != error_pb2.ERROR_REASON_CANCELLED:
                     cause = failure_of_child(called.agent, child, cause.message)
                 made.append(_effect_end(opened, key, started, error=cause, child=child, now_ns=now_ns))
                 left.observe(made[-1])
+        made.extend(_visit_ends(left, visits, scope, error if opened.key == scope else below, now_ns=now_ns))
         if keys.covers(scope, opened.key):
             own = error if opened.key == scope else below
             made.extend(left.build_step_failures(opened, own, now_ns))
             made.append(left.build_failure_end(opened, own, now_ns))
             left.observe(made[-1])
     return made
+
+
+def _visit_ends(
+    invocations: Invocations,
+    visits: Mapping[str, event_pb2.AgentEvent],
+    scope: str,
+    error: error_pb2.AgentError,
+    *,
+    now_ns: int,
+) -> Iterator[event_pb2.AgentEvent]:
+    """Yield the ends of the open visits of a graph's nodes in a scope: open steps first, then items, then visits."""
+    for key, started in sorted(visits.items(), key=lambda visit: not visit[1].node_started.HasField("item")):
+        opened = invocations.get(started.invocation_id)
+        if opened is None or not keys.covers(scope, key):
+            continue
+        for failed in invocations.build_step_failures(opened, error, now_ns, scope=key):
+            invocations.observe(failed)
+            yield failed
+        event = opened.event(key, traced=started)
+        set_visit(event.node_failed, started.node_started)
+        event.node_failed.error.CopyFrom(error)
+        event.node_failed.error.agent, event.node_failed.error.invocation_id = event.agent, event.invocation_id
+        event.node_failed.duration.CopyFrom(to_duration(now_ns - started.record_time.ToNanoseconds()))
+        invocations.observe(event)
+        yield event
+
+
+def set_visit(end: event_pb2.NodeCompleted | event_pb2.NodeFailed, started: event_pb2.NodeStarted) -> None:
+    """Set which visit of which node an event ends."""
+    end.node, end.visit = started.node, started.visit
+    if started.HasField("superstep"):
+        end.superstep = started.superstep
+    if started.HasField("item"):
+        end.item = started.item
 
 
 def failure_of_child(name: str, invocation_id: str, why: str) -> error_pb2.AgentError:

@@ -21,9 +21,12 @@ _RESULTS: Final = frozenset(
         events.TOOL_FAILED,
         events.VALUE_RECORDED,
         events.SESSION_STATE_CHANGED,
+        *events.NODE_END_KINDS,
     }
 )
-_STARTS: Final = frozenset({events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED})
+_STARTS: Final = frozenset(
+    {events.LLM_STARTED, events.TOOL_STARTED, events.SUB_AGENT_STARTED, events.RUN_STARTED, events.NODE_STARTED}
+)
 _WITH_MESSAGES: Final = frozenset({events.SUB_AGENT_STARTED, events.SUB_AGENT_COMPLETED, *events.TOOL_END_KINDS})
 """Events whose messages a replay builds again, ids included."""
 
@@ -145,6 +148,8 @@ class Journal:
         """The last sequence that a fork shares with its origin's log; 0 if the run is no fork."""
         self.changed_input: message_pb2.Message | None = None
         """The input that replaces the origin's in a fork; None if unchanged."""
+        self.node_outputs: dict[str, str] = {}
+        """Visit of a graph's node to the output, as JSON text, that a fork replaces its own with."""
         self.forks = Forks()
         self.of_the_run: list[event_pb2.AgentEvent] = []
         """The events of RUN_KINDS, in log order."""
@@ -247,8 +252,10 @@ class Journal:
             self.forks.apply(event)
             self.shared_through = event.run_forked.origin.sequence
             self.fork_ns = event.record_time.ToNanoseconds()
-            if event.run_forked.changes.HasField("input"):
-                self.changed_input = event.run_forked.changes.input
+            changes = event.run_forked.changes
+            if changes.HasField("input"):
+                self.changed_input = changes.input
+            self.node_outputs.update((edited.effect_key, edited.output_json) for edited in changes.node_outputs)
         # Keyed by sequence, as a run may have many. They keep `is_empty` False: a run that was queued, or taken over
         # before its first effect, has no result to deliver but is not new either.
         self.recorded.setdefault(("", kind, event.sequence), event)

@@ -48,7 +48,10 @@ class OpenInvocation:
     """Usage of the invocations below it that have ended."""
     steps: dict[str, OpenStep] = field(default_factory=dict)
     effects: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
-    """Calls that have started and not ended, by their first event; if one waits for input, by its input_requested."""
+    """Calls and visits of nodes that have started and not ended, by their first event.
+
+    A call that waits for input has its input_requested.
+    """
     called: dict[str, event_pb2.AgentEvent] = field(default_factory=dict)
     """Call to the template of the agent it runs; that agent may have ended while the call has not yet."""
     ended: set[str] = field(default_factory=set)
@@ -229,11 +232,11 @@ class Invocations:
         return made
 
     def build_step_failures(
-        self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int
+        self, opened: OpenInvocation, error: error_pb2.AgentError, now_ns: int, *, scope: str = ""
     ) -> Sequence[event_pb2.AgentEvent]:
-        """Return the step_failed events of the open steps of an invocation."""
+        """Return the step_failed events of the open steps of an invocation in a scope, by default of all of them."""
         made = []
-        for step in list(opened.steps.values()):
+        for step in [step for step in opened.steps.values() if keys.covers(scope, step.key)]:
             event = opened.set_step(opened.event(step.key), step.index)
             event.attempt = step.attempt
             event.step_failed.step.CopyFrom(opened.build_step(step, now_ns))
@@ -355,6 +358,10 @@ def _apply_effect(opened: OpenInvocation, event: event_pb2.AgentEvent, kind: int
         opened.effects[key] = event
     elif kind in events.TOOL_END_KINDS:
         _end_call(opened, event, key)
+    elif kind == events.NODE_STARTED:
+        opened.effects[key] = event
+    elif kind in events.NODE_END_KINDS:
+        opened.effects.pop(key, None)
 
 
 def _end_call(opened: OpenInvocation, event: event_pb2.AgentEvent, key: str) -> None:

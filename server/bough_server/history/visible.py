@@ -328,8 +328,8 @@ def policy_of(
 ) -> HistoryPolicy:
     """Return the history policy of a call: scope and overflow of the link, default: the definition's.
 
-    Default of the scope: BRANCH for the agents of a plan_execute, CALLS for an agent that may call agents as tools,
-    else SESSION.
+    Default of the scope: BRANCH for the agents of a plan_execute and of a graph's nodes, CALLS for an agent that may
+    call agents as tools, else SESSION.
     """
     own, called = definition.history, link.history if link is not None else HistoryPolicy()
     policy = HistoryPolicy()
@@ -339,7 +339,7 @@ def policy_of(
 
 
 def _usual_scope(definition: AgentDefinition, caller: AgentDefinition | None) -> message_pb2.HistoryScope.ValueType:
-    if caller is not None and caller.HasField("plan_execute"):
+    if caller is not None and (caller.HasField("plan_execute") or caller.HasField("graph")):
         return message_pb2.HISTORY_SCOPE_BRANCH
     if calls_agents(definition):
         return message_pb2.HISTORY_SCOPE_CALLS

@@ -54,6 +54,9 @@ SESSION_STATE_CHANGED: Final = KIND_OF_FIELD["session_state_changed"]
 VALUE_RECORDED: Final = KIND_OF_FIELD["value_recorded"]
 CANCEL_REQUESTED: Final = KIND_OF_FIELD["cancel_requested"]
 HISTORY_COMPACTED: Final = KIND_OF_FIELD["history_compacted"]
+NODE_STARTED: Final = KIND_OF_FIELD["node_started"]
+NODE_COMPLETED: Final = KIND_OF_FIELD["node_completed"]
+NODE_FAILED: Final = KIND_OF_FIELD["node_failed"]
 
 DELTA_KINDS: Final = frozenset({LLM_OUTPUT_TEXT_DELTA, LLM_REASONING_DELTA, LLM_TOOL_CALL_DELTA, TOOL_OUTPUT})
 """Parts of a value that a later event holds completely."""
@@ -74,6 +77,9 @@ STEP_END_KINDS: Final = frozenset({STEP_COMPLETED, STEP_FAILED})
 
 TOOL_END_KINDS: Final = frozenset({TOOL_COMPLETED, TOOL_FAILED})
 """The last event of a tool call, which holds its result."""
+
+NODE_END_KINDS: Final = frozenset({NODE_COMPLETED, NODE_FAILED})
+"""The last event of a visit of a graph's node, or of one of its items."""
 
 
 def kind_of(event: AgentEvent) -> int:

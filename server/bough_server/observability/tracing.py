@@ -219,6 +219,17 @@ class Tracing:
         }
         return self._start("execute_tool", tool, attributes=attributes, parent=parent, kind=SpanKind.INTERNAL)
 
+    def graph_node(
+        self, *, node: str, agent: str, visit: int, superstep: int | None, parent: Parent, is_over: bool
+    ) -> Traced:
+        """Start the span of a visit of a graph's node; ids without a span if it `is_over`."""
+        if is_over or self._tracer is None:
+            return _without_span("graph_node", parent)
+        attributes: dict[str, str | int | float] = {"gen_ai.agent.name": agent, "bough.visit": visit}
+        if superstep is not None:
+            attributes["bough.superstep"] = superstep
+        return self._start("graph_node", node, attributes=attributes, parent=parent, kind=SpanKind.INTERNAL)
+
     def close(self) -> None:
         """Export the remaining spans for at most 5 seconds; blocks, so do not call it on the event loop."""
         if self.provider is not None:

@@ -275,6 +275,7 @@ def build_start_event(
     begun.session_cut = session_position
     versions = admission.versions
     begun.versions.replay, begun.versions.prices = REPLAY_VERSION, versions.prices
+    begun.versions.nodes.update(versions.nodes)
     begun.versions.tools.update(versions.tools)
     begun.versions.models.update(versions.models)
     begun.versions.agents.update(versions.agents)

@@ -29,7 +29,14 @@ from bough_server.messages import copy_of
 from bough_server.runs.admission import EvaluationRun, build_user_message, check_input, effective_policy, set_evaluation
 from bough_server.runs.close import policy_of, read_log, to_log_events
 from bough_server.runs.dependencies import RunDependencies
-from bough_server.runs.fork_point import check_edits, find_edited_ends, find_start_under_policy, replace_result
+from bough_server.runs.fork_point import (
+    check_edited_visits,
+    check_edits,
+    find_edited_ends,
+    find_edited_visits,
+    find_start_under_policy,
+    replace_result,
+)
 from bough_server.runs.live import LiveRun
 from bough_server.runs.takeover import Takeover
 from bough_server.runtime.agent import Resolver, llm_of
@@ -44,12 +51,13 @@ class ForkPoint:
     """The point where a fork leaves its origin.
 
     `shared` are the origin's events up to `sequence`, without deltas; `edited` are the origin's ends of the tool calls
-    whose results the fork changes.
+    whose results the fork changes, and `visits` the keys of the visits of nodes whose outputs it changes.
     """
 
     shared: Sequence[event_pb2.AgentEvent]
     sequence: int
     edited: Sequence[event_pb2.AgentEvent]
+    visits: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +91,17 @@ def find_fork_point(
 
     `policy` is the fork's, None if it keeps its origin's. Raises SequenceOutOfRange, ForkRefused and InvalidRequest.
     """
-    edited = find_edited_ends(request.changes, log)
+    edited, visits = find_edited_ends(request.changes, log), find_edited_visits(request.changes, log)
     # An edited result must not be among the shared events, so the fork starts before the first of them.
-    sequence = min([request.after_sequence, *(end.sequence - 1 for end in edited)])
+    sequence = min([request.after_sequence, *(end.sequence - 1 for end in (*edited, *visits))])
     _check_place(log, sequence, last_sequence)
     if policy is not None:
         sequence = find_start_under_policy(log, sequence, policy)
     shared = [event for event in log if event.sequence <= sequence]
     check_edits(edited, shared, last_sequence=sequence)
+    check_edited_visits(visits, shared)
     _check_input_change(request.changes, sequence)
-    return ForkPoint(shared=shared, sequence=sequence, edited=edited)
+    return ForkPoint(shared=shared, sequence=sequence, edited=edited, visits=tuple(end.effect_key for end in visits))
 
 
 def build_fork(
@@ -238,6 +247,8 @@ def _build_fork_event(
         forked.changes.input.CopyFrom(message)
     for edited in forked.changes.tool_results:
         edited.outcome.CopyFrom(outcome_of_caller(edited.outcome))
+    for output, key in zip(forked.changes.node_outputs, point.visits, strict=True):
+        output.effect_key = key
     forked.request_id = request.request_id
     forked.request_digest = address.digest if request.request_id else ""
     forked.user_id = address.principal.user_id

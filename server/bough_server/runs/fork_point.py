@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bough.v1 import event_pb2, execution_pb2, fork_pb2, message_pb2, policy_pb2
 from bough_server.engine import keys
-from bough_server.engine.input_requests import outcome_mistakes, result_of
+from bough_server.engine.input_requests import outcome_mistakes, result_of, value_mistakes
 from bough_server.errors import FieldViolation, InvalidRequest
 from bough_server.log import events
 from bough_server.messages import copy_of
@@ -93,6 +93,48 @@ def find_edited_ends(changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.Agen
     if wrong:
         raise InvalidRequest(wrong)
     return [ends[0] for ends in found]
+
+
+def find_edited_visits(
+    changes: fork_pb2.ForkChanges, log: Sequence[event_pb2.AgentEvent]
+) -> list[event_pb2.AgentEvent]:
+    """Return the events that ended the edited visits of nodes, in the order of the edits. Raises InvalidRequest."""
+    ends = {event.sequence: event for event in log if events.kind_of(event) in events.NODE_END_KINDS}
+    edits = Counter(edited.sequence for edited in changes.node_outputs)
+    wrong: list[FieldViolation] = []
+    for index, edited in enumerate(changes.node_outputs):
+        place, end = f"changes.node_outputs[{index}]", ends.get(edited.sequence)
+        if end is None:
+            description = f"There is no node_completed or node_failed at sequence {edited.sequence}."
+            wrong.append(FieldViolation(field=f"{place}.sequence", description=description))
+        elif end.node_completed.HasField("item") or end.node_failed.HasField("item"):
+            description = "This is the end of an item: edit the output of its whole visit, a list."
+            wrong.append(FieldViolation(field=f"{place}.sequence", description=description))
+        elif edits[edited.sequence] > 1:
+            wrong.append(FieldViolation(field=f"{place}.sequence", description="The visit is edited twice."))
+        wrong += [
+            FieldViolation(field=f"{place}.output_json", description=mistake)
+            for mistake in value_mistakes(edited.output_json, "", "output_json")
+        ]
+    if wrong:
+        raise InvalidRequest(wrong)
+    return [ends[edited.sequence] for edited in changes.node_outputs]
+
+
+def check_edited_visits(visits: Sequence[event_pb2.AgentEvent], shared: Sequence[event_pb2.AgentEvent]) -> None:
+    """Raise InvalidRequest for edits of visits that start after the fork point."""
+    begun = {event.effect_key for event in shared if event.HasField("node_started")}
+    last = shared[-1].sequence if shared else 0
+    wrong = [
+        FieldViolation(
+            field=f"changes.node_outputs[{index}].sequence",
+            description=f"The visit started after sequence {last}, where this fork starts.",
+        )
+        for index, end in enumerate(visits)
+        if end.effect_key not in begun and end.sequence != last + 1
+    ]
+    if wrong:
+        raise InvalidRequest(wrong)
 
 
 def check_edits(

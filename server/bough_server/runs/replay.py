@@ -217,4 +217,4 @@ def _replace_agents(definitions: Mapping[str, agent_pb2.AgentDefinition], resolv
 
 def _resolve_agent(definition: agent_pb2.AgentDefinition, resolver: Resolver) -> Agent:
     current = resolver.agents[definition.name]
-    return current if current.definition == definition else agent_of(definition, resolver.agents)
+    return current if current.definition == definition else agent_of(definition, resolver.agents, resolver.functions)

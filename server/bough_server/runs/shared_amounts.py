@@ -1,7 +1,7 @@
 """Amounts that runs spend of together, here and on other servers: balances of accounts, and quotas of tokens and cost.
 
 The store has no row that runs change: what is left is a sum over the ledger. This server adds what the runs that it
-executes spend and reserve to the sum that it read last, and reads the sums of the amounts that its runs use once a second.
+executes spend and reserve to the sum that it read last, and reads the sums of the amounts in use once a second.
 """
 
 import asyncio

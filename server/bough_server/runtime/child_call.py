@@ -78,6 +78,10 @@ class Dispatch:
     """Tools of which it must call one to end; empty if it may end with any answer."""
     iteration: int | None = None
     """The iteration of its caller, from 0; None if its caller has no loop and no plan."""
+    beside_start: Sequence[event_pb2.AgentEvent] = ()
+    """Events to append together with its start, before it, or with its refusal."""
+    beside_end: "Callable[[DispatchResult, Abort | None], Sequence[event_pb2.AgentEvent]] | None" = None
+    """Makes the events to append together with its end, after it; not called if it was refused or timed out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,7 @@ class ChildCall:
         started = self.build_start()
         traced = self._open_span(started)
         started.trace_id, started.span_id = traced.trace_id, traced.span_id
-        batch: list[event_pb2.AgentEvent] = []
+        batch: list[event_pb2.AgentEvent] = [*work.beside_start]
         if work.call is not None:
             batch.append(self.build_call(work.call, traced))
         if work.transfer is not None:
@@ -150,7 +154,9 @@ class ChildCall:
         )
         started = event.sub_agent_started
         started.kind, started.description = self.agent.kind, definition.description
-        started.trigger = work.trigger
+        started.trigger, started.node = work.trigger, self.lane.node
+        if self.lane.node and work.trigger == execution_pb2.INVOCATION_TRIGGER_WORKFLOW:
+            started.trigger = execution_pb2.INVOCATION_TRIGGER_GRAPH_NODE
         started.run_path.extend(self.path)
         started.input.CopyFrom(self.message)
         # A fork may have changed the definition since: the start is compared with the recorded one.
@@ -245,7 +251,7 @@ class ChildCall:
             session_id=execution.facts.session_id,
             branch=started.branch,
             depth=started.depth,
-            parent=self.lane.running.traced.below,
+            parent=self.lane.traced.below,
             is_over=key in execution.journal.ends,
         )
         execution.spans[key] = traced

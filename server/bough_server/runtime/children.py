@@ -1,14 +1,17 @@
 """Children of composite agents, in sequence and in parallel; iterations and plans."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from bough.v1 import action_pb2, error_pb2, event_pb2, execution_pb2, policy_pb2
 from bough_server.errors import RunError
 from bough_server.log import events
-from bough_server.runtime.child_call import Dispatch, DispatchResult, OnFailure, Transfer
+from bough_server.runtime.child_call import MAX_RUN_PATH, Dispatch, DispatchResult, OnFailure, Transfer
 from bough_server.runtime.dispatcher import cancel_others, dispatch
 from bough_server.runtime.lane import Lane
+
+T = TypeVar("T")
 
 
 async def _ignore_failure(_: RunError) -> None:
@@ -94,14 +97,52 @@ async def run_lanes(
         return await _Lanes(lane, children, fails_fast=fails_fast).run(at_once)
 
 
+class LaneGroup:
+    """Lanes of one caller that run beside one another; `prefix` is what their keys have before their numbers."""
+
+    def __init__(self, lane: Lane, prefix: str) -> None:
+        self._caller, self._prefix = lane, prefix
+        self._lanes: dict[int, Lane] = {}
+
+    def fork(self, number: int, *, is_scope: bool = False) -> Lane:
+        """Return a lane that begins now; with `is_scope` its effects are below its own key."""
+        scope = f"{self._prefix}{number}" if is_scope else None
+        state = self._caller.lane_state.fork(self._prefix, number)
+        lane = self._lanes[number] = self._caller.fork_lane(state, scope=scope)
+        return lane
+
+    def start(self, key: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start what runs in a lane, in a task that is cancelled with `key`."""
+        running = self._caller.running
+        task = self._caller.execution.scheduler.spawn(key, work)
+        running.lanes[task] = key
+        task.add_done_callback(lambda task: running.lanes.pop(task, None))
+        return task
+
+    def join_state(self) -> None:
+        """Apply what the lanes wrote to the session state, in their order."""
+        self._caller.lane_state.join()
+
+    def join(self) -> None:
+        """Append what was seen and said in the lanes to the caller's transcript and path, in their order."""
+        caller, before = self._caller, self._caller.path
+        for number in sorted(self._lanes):
+            lane = self._lanes[number]
+            caller.wake_ns = max(caller.wake_ns, lane.wake_ns)
+            caller.transcript.entries.extend(lane.transcript.entries)
+            # A path keeps its last names: if a lane's no longer begins with the common part, append all of it.
+            is_whole = lane.path[: len(before)] == before
+            caller.path = (*caller.path, *(lane.path[len(before) :] if is_whole else lane.path))[-MAX_RUN_PATH:]
+
+
 class _Lanes:
     """Parallel children of one caller, a lane for each."""
 
     def __init__(self, lane: Lane, children: Sequence[Dispatch], *, fails_fast: bool) -> None:
         self._caller, self._execution, self._running = lane, lane.execution, lane.running
         self._children, self._fails_fast = children, fails_fast
-        group = lane.key("g")
-        self._lanes = [lane.fork_lane(lane.lane_state.fork(group, place)) for place in range(len(children))]
+        self._group = LaneGroup(lane, lane.key("g"))
+        self._lanes = [self._group.fork(place) for place in range(len(children))]
         self._tasks: dict[int, asyncio.Task[DispatchResult]] = {}
         self._is_over = False
 
@@ -114,23 +155,20 @@ class _Lanes:
             await self._execution.scheduler.join(*self._tasks.values(), first=True)
             for place, task in [(each, task) for each, task in self._tasks.items() if task.done()]:
                 del self._tasks[place]
-                self._running.lanes.pop(task, None)
                 if not task.cancelled() and task.exception() is None:
                     results[place] = task.result()
                 is_over = self._is_over or self._running.abort is not None
                 following = None if is_over else next(waiting, None)
                 if following is not None:
                     self._start(following)
-        self._caller.lane_state.join()
+        self._group.join_state()
         if self._running.abort is not None:
             raise self._running.abort
-        self._join()
+        self._group.join()
         return results
 
     def _start(self, place: int) -> None:
-        task = self._execution.scheduler.spawn(self._children[place].key, self._run(place))
-        self._tasks[place] = task
-        self._running.lanes[task] = self._children[place].key
+        self._tasks[place] = self._group.start(self._children[place].key, self._run(place))
 
     async def _run(self, place: int) -> DispatchResult:
         return await run_child(
@@ -150,11 +188,3 @@ class _Lanes:
             reason=execution_pb2.CANCEL_REASON_FAIL_FAST,
             error=error,
         )
-
-    def _join(self) -> None:
-        before = self._caller.path
-        for lane in self._lanes:
-            self._caller.transcript.entries.extend(lane.transcript.entries)
-            # A path keeps its last 32 names: if a lane's no longer begins with the common part, append all of it.
-            is_whole = lane.path[: len(before)] == before
-            self._caller.path += lane.path[len(before) :] if is_whole else lane.path

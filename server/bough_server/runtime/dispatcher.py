@@ -56,7 +56,7 @@ async def dispatch(lane: Lane, work: Dispatch, *, on_failure: OnFailure) -> Disp
         child = _admit(lane, work, digest, on_failure)
     except RunError as refusal:
         refused = _build_refusal(lane.running, work, digest, refusal)
-        execution.emit(refused)
+        execution.emit(*work.beside_start, refused)
         return await _refuse(refused, on_failure)
     return await _run_child(child)
 
@@ -174,14 +174,18 @@ async def _end(child: ChildCall, own: Lane, task: asyncio.Task[Outcome]) -> Disp
     outcome, error = _outcome_of(execution, task, running)
     abort = await child.fail(error) if error is not None else None
     result = child.build_result(running, outcome=outcome, error=error)
-    execution.emit(*child.build_end(running, result, outcome, error))
+    author = (outcome.author if outcome is not None else "") or running.name
+    ended = DispatchResult(
+        result=result, outcome=outcome, author=author, path=own.path, error=error, transcript=running.transcript
+    )
+    batch = child.build_end(running, result, outcome, error)
+    if child.work.beside_end is not None:
+        batch += child.work.beside_end(ended, abort)
+    execution.emit(*batch)
     _close_span(execution, running, outcome, error)
     if abort is not None:
         raise abort
-    author = (outcome.author if outcome is not None else "") or running.name
-    return DispatchResult(
-        result=result, outcome=outcome, author=author, path=own.path, error=error, transcript=running.transcript
-    )
+    return ended
 
 
 async def _wait(child: ChildCall, running: RunningAgent, task: asyncio.Task[Outcome]) -> bool:
@@ -373,7 +377,10 @@ async def _cancel_remaining(execution: Execution, running: RunningAgent) -> None
     if running.lanes:
         await asyncio.wait(running.lanes, timeout=STOP_SECONDS)
     left = [*execution.invocations.children_of(running.invocation_id), *running.open_invocation.effects]
-    for key in dict.fromkeys(left):
+    # What is in an open visit of a graph's node, or in an item of one, ends with it.
+    for key in dict.fromkeys(
+        key for key in left if not any(key != other and keys.covers(other, key) for other in left)
+    ):
         await cancel_effect(execution, running, key)
 
 
@@ -383,7 +390,7 @@ async def cancel_others(execution: Execution, running: RunningAgent, key: str, e
         return
     lanes = {scope: lane for lane, scope in running.lanes.items() if not keys.covers(scope, key)}
     others = [*lanes, *execution.invocations.children_of(running.invocation_id), *running.open_invocation.effects]
-    doomed = [other for other in dict.fromkeys(others) if other != key]
+    doomed = [other for other in dict.fromkeys(others) if not keys.covers(other, key)]
     cancellation = execution.cancellation
     # Close all before awaiting the first: one that fails meanwhile would cancel this coroutine halfway.
     ending = [

@@ -101,6 +101,10 @@ class Lane:
         """End of the last sleep that was replayed, in nanoseconds since the Unix epoch; 0 if there is none."""
         self.path = running.run_path
         """The agents that have spoken in this lane so far."""
+        self.node = ""
+        """The node of a graph that the lane executes; empty if it executes none."""
+        self.traced = running.traced
+        """The span above those of its effects."""
 
     async def run_agent(self, input: message_pb2.Message) -> Outcome:
         """Run the code of this lane's agent. Raises what that raises."""
@@ -121,7 +125,7 @@ class Lane:
             state=state,
             compaction=self.visible_history.compaction,
         )
-        lane.path = self.path
+        lane.path, lane.node, lane.traced = self.path, self.node, self.traced
         return lane
 
     async def replay_result(self, key: str, digest: str) -> event_pb2.AgentEvent | None:

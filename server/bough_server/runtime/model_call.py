@@ -31,6 +31,8 @@ class ModelCallSpec:
     index: int | None
     """Its step; None for a call that is no step of its agent, such as a summary: it records no deltas."""
     beside: Callable[[step_pb2.LlmResponse], Sequence[event_pb2.AgentEvent]] | None = None
+    is_value: bool = False
+    """True if its answer is the value of a graph's node, which no history and no session holds."""
 
 
 def check_call(execution: Execution, key: str) -> None:
@@ -100,9 +102,7 @@ async def _send(
     lane: Lane, effect: ModelCallSpec, request: ModelRequest, *, models: FallbackChain, amount: Amount
 ) -> step_pb2.LlmResponse:
     execution, running, model, key, index = lane.execution, lane.running, models.model, effect.key, effect.index
-    traced = execution.tracing.chat(
-        model=model.model or model.name, provider=model.provider, parent=running.traced.below
-    )
+    traced = execution.tracing.chat(model=model.model or model.name, provider=model.provider, parent=lane.traced.below)
     execution.spans[key] = traced
     lost = execution.journal.attempts.get(key, 0)
     call = ModelAttempts(execution, running, key=key, index=index, chain=models, traced=traced, attempt=lost + 1)
@@ -182,7 +182,7 @@ def _attribute(
     """Set the author of a model's message and, if it belongs in the session, its kind and message id."""
     message.role, message.author = message_pb2.ROLE_ASSISTANT, running.name
     message.invocation_id = running.invocation_id
-    if effect.index is None or not _is_for_the_session(message, running):
+    if effect.index is None or effect.is_value or not _is_for_the_session(message, running):
         return
     kind = "ASSISTANT" if running.parent is None else "SUB_AGENT_ASSISTANT"
     message.kind = message_pb2.MessageKind.Value(f"MESSAGE_KIND_{kind}")

@@ -341,7 +341,7 @@ class ToolCallEffect:
             agent=running.name,
             call_id=call.call_id,
             description=offer.spec.description,
-            parent=running.traced.below,
+            parent=self._lane.traced.below,
         )
         execution.spans[key] = traced
         started = running.event(key, self._index, traced=traced)

@@ -24,8 +24,20 @@ MAX_LANES: Final = 16
 class ParallelToolCalls:
     """Calls of one step of an invocation, by their positions in the model's answer."""
 
-    def __init__(self, lane: Lane, *, index: int, calls: Mapping[int, message_pb2.ToolCall]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        *,
+        index: int | None,
+        calls: Mapping[int, message_pb2.ToolCall],
+        offers: Mapping[str, ToolOffer] | None = None,
+    ) -> None:
+        """Without an `index` the calls are those of a message that a graph's node got, in no step.
+
+        `offers` are what may be called; default: all that the invocation offers.
+        """
         self._lane = lane
+        self._offers = lane.running.toolset.offers if offers is None else offers
         self._execution = lane.execution
         self._running = lane.running
         self._index = index
@@ -36,7 +48,9 @@ class ParallelToolCalls:
 
     def key(self, position: int) -> str:
         """Return the key of a call."""
-        return self._lane.key(f"s{self._index}.t{position}")
+        # A lane for each, with one effect in it.
+        name = f"e0.{position}/e0" if self._index is None else f"s{self._index}.t{position}"
+        return self._lane.key(name)
 
     async def run(self, *, parallel: bool) -> list[CallResult]:
         """Run the calls and return their answers. Raises Abort if a sub-agent's failure aborts the caller."""
@@ -70,7 +84,7 @@ class ParallelToolCalls:
         return is_delivered and key not in journal.dispatched and not self._is_of_an_agent(position)
 
     def _is_of_an_agent(self, position: int) -> bool:
-        offer = self._running.toolset.offers.get(self._calls[position].name)
+        offer = self._offers.get(self._calls[position].name)
         return offer is not None and offer.link is not None
 
     async def _replay_all(self) -> list[CallResult]:
@@ -99,7 +113,7 @@ class ParallelToolCalls:
         self._tasks[position] = task
 
     async def _run_call(self, position: int) -> CallResult:
-        call, offer = self._calls[position], self._running.toolset.offers.get(self._calls[position].name)
+        call, offer = self._calls[position], self._offers.get(self._calls[position].name)
         if offer is not None and offer.link is not None:
             work = Dispatch(
                 key=self.key(position),
@@ -117,7 +131,7 @@ class ParallelToolCalls:
         state = self._lane.lane_state
         if not self._is_parallel:
             state.join()
-        return state.fork(self._lane.key(f"s{self._index}.t"), position)
+        return state.fork(self._lane.key("e0." if self._index is None else f"s{self._index}.t"), position)
 
     def _refusal(self, position: int) -> RunError | None:
         """Return the error of an action that follows another in the same answer; only the first valid one is taken."""

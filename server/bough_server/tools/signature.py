@@ -48,7 +48,7 @@ class Signature:
     arguments: Arguments
 
 
-class _Schema(GenerateJsonSchema):
+class SchemaWithoutTitles(GenerateJsonSchema):
     """Generates pydantic's JSON Schema without titles that only repeat names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
@@ -79,7 +79,7 @@ def read_signature(
         fields[field_name] = _field(parameter, hint, descriptions.get(parameter.name, ""))
     try:
         model = create_model(name, __config__=_CONFIG, **fields)
-        schema = model.model_json_schema(by_alias=True, schema_generator=_Schema)
+        schema = model.model_json_schema(by_alias=True, schema_generator=SchemaWithoutTitles)
     except (PydanticUserError, PydanticInvalidForJsonSchema) as error:
         reason = str(error).splitlines()[0].partition(" Set `")[0]
         raise TypeError(f"Tool {name!r} has a parameter that JSON cannot hold: {reason}") from error

@@ -262,7 +262,7 @@ def _describe_start(described: invocation_pb2.AgentInvocation, start: event_pb2.
     else:
         payload = start.sub_agent_started
         described.trigger = payload.trigger
-        described.from_invocation_id = payload.from_invocation_id
+        described.from_invocation_id, described.node = payload.from_invocation_id, payload.node
         if payload.HasField("iteration"):
             described.iteration = payload.iteration
         if payload.HasField("mock_index"):

@@ -13,7 +13,7 @@ from bough_server.log.session_state_fold import StateFold
 from bough_server.log.usage import Sums
 from bough_server.tools.builtin import RESERVED
 from tests.durability.prefixes.recovery import Finished
-from tests.durability.prefixes.scenario import name_of
+from tests.durability.prefixes.scenario import call_of_model, name_of
 from tests.support.log_laws import check_laws
 from tests.support.usages import summed
 
@@ -165,14 +165,18 @@ def _each_call(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[str, Calle
             started[key] = event
         elif event.HasField("llm_completed") or (event.HasField("llm_failed") and key in started):
             who = f"{event.agent}.summary" if events.is_summarizing(event) else event.agent
-            name = f"{who} asks its model at step {event.step_index}"
-            yield key, Called(name, event.attempt, not _is_cancelled(event.llm_failed.error))
+            yield (
+                key,
+                Called(call_of_model(who, event.step_index), event.attempt, not _is_cancelled(event.llm_failed.error)),
+            )
         elif events.kind_of(event) in (events.TOOL_COMPLETED, events.TOOL_FAILED) and key in started:
             result = event.tool_completed.result if event.HasField("tool_completed") else event.tool_failed.result
             call = started[key].tool_started.call
             if not result.child_invocation_id and call.name not in not_run:
                 name = " ".join([call.name, *map(str, json.loads(call.arguments_json).values())])
                 yield key, Called(name, 1, not _is_cancelled(result.error))
+        elif event.node_completed.node.startswith("counted"):
+            yield key, Called(f"node {event.node_completed.node}", 1, True)
         elif event.value_recorded.kind == event_pb2.VALUE_KIND_STEP and (name := _step(event.value_recorded)):
             yield key, Called(f"step {name}", 1, True)
 

@@ -60,7 +60,12 @@ class World:
 
 def name_of(request: ModelRequest) -> str:
     """Who asks its model, and when."""
-    return f"{request.agent} asks its model at step {step_of(current_turn(request.messages))}"
+    return call_of_model(request.agent, step_of(current_turn(request.messages)))
+
+
+def call_of_model(agent: str, step: int) -> str:
+    """A model call of an agent; those of the nodes of a graph, which is called so, are in no order."""
+    return f"{agent} asks its model" if agent == "graph" else f"{agent} asks its model at step {step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,6 +194,177 @@ func (NextRunStart) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
+// When the nodes of a graph run.
+type GraphMode int32
+
+const (
+	// PREGEL.
+	GraphMode_GRAPH_MODE_UNSPECIFIED GraphMode = 0
+	// In supersteps: all nodes that have a value run at the same time, and their outputs travel when all of them have ended.
+	GraphMode_GRAPH_MODE_PREGEL GraphMode = 1
+	// Each node once, as soon as everything that can reach it has ended. No cycles, no channels.
+	GraphMode_GRAPH_MODE_DAG GraphMode = 2
+)
+
+// Enum value maps for GraphMode.
+var (
+	GraphMode_name = map[int32]string{
+		0: "GRAPH_MODE_UNSPECIFIED",
+		1: "GRAPH_MODE_PREGEL",
+		2: "GRAPH_MODE_DAG",
+	}
+	GraphMode_value = map[string]int32{
+		"GRAPH_MODE_UNSPECIFIED": 0,
+		"GRAPH_MODE_PREGEL":      1,
+		"GRAPH_MODE_DAG":         2,
+	}
+)
+
+func (x GraphMode) Enum() *GraphMode {
+	p := new(GraphMode)
+	*p = x
+	return p
+}
+
+func (x GraphMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GraphMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_agent_proto_enumTypes[3].Descriptor()
+}
+
+func (GraphMode) Type() protoreflect.EnumType {
+	return &file_bough_v1_agent_proto_enumTypes[3]
+}
+
+func (x GraphMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GraphMode.Descriptor instead.
+func (GraphMode) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{3}
+}
+
+// What a node waits for.
+type GraphJoin int32
+
+const (
+	// ANY; in a DAG always ALL.
+	GraphJoin_GRAPH_JOIN_UNSPECIFIED GraphJoin = 0
+	// The first value that reaches it.
+	GraphJoin_GRAPH_JOIN_ANY GraphJoin = 1
+	// Every predecessor that can still send a value; not for one that a branch has skipped.
+	GraphJoin_GRAPH_JOIN_ALL GraphJoin = 2
+)
+
+// Enum value maps for GraphJoin.
+var (
+	GraphJoin_name = map[int32]string{
+		0: "GRAPH_JOIN_UNSPECIFIED",
+		1: "GRAPH_JOIN_ANY",
+		2: "GRAPH_JOIN_ALL",
+	}
+	GraphJoin_value = map[string]int32{
+		"GRAPH_JOIN_UNSPECIFIED": 0,
+		"GRAPH_JOIN_ANY":         1,
+		"GRAPH_JOIN_ALL":         2,
+	}
+)
+
+func (x GraphJoin) Enum() *GraphJoin {
+	p := new(GraphJoin)
+	*p = x
+	return p
+}
+
+func (x GraphJoin) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GraphJoin) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_agent_proto_enumTypes[4].Descriptor()
+}
+
+func (GraphJoin) Type() protoreflect.EnumType {
+	return &file_bough_v1_agent_proto_enumTypes[4]
+}
+
+func (x GraphJoin) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GraphJoin.Descriptor instead.
+func (GraphJoin) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+// How a write changes a channel.
+type ChannelReducer int32
+
+const (
+	// REPLACE.
+	ChannelReducer_CHANNEL_REDUCER_UNSPECIFIED ChannelReducer = 0
+	// The written value is the new one. If two visits of a superstep write it, the graph fails with CHANNEL_CONFLICT.
+	ChannelReducer_CHANNEL_REDUCER_REPLACE ChannelReducer = 1
+	// The written value is one more item.
+	ChannelReducer_CHANNEL_REDUCER_APPEND ChannelReducer = 2
+	// The items of the written list are added.
+	ChannelReducer_CHANNEL_REDUCER_EXTEND ChannelReducer = 3
+	// The written number is added.
+	ChannelReducer_CHANNEL_REDUCER_SUM ChannelReducer = 4
+	// The keys of the written object replace those of the same name.
+	ChannelReducer_CHANNEL_REDUCER_MERGE ChannelReducer = 5
+)
+
+// Enum value maps for ChannelReducer.
+var (
+	ChannelReducer_name = map[int32]string{
+		0: "CHANNEL_REDUCER_UNSPECIFIED",
+		1: "CHANNEL_REDUCER_REPLACE",
+		2: "CHANNEL_REDUCER_APPEND",
+		3: "CHANNEL_REDUCER_EXTEND",
+		4: "CHANNEL_REDUCER_SUM",
+		5: "CHANNEL_REDUCER_MERGE",
+	}
+	ChannelReducer_value = map[string]int32{
+		"CHANNEL_REDUCER_UNSPECIFIED": 0,
+		"CHANNEL_REDUCER_REPLACE":     1,
+		"CHANNEL_REDUCER_APPEND":      2,
+		"CHANNEL_REDUCER_EXTEND":      3,
+		"CHANNEL_REDUCER_SUM":         4,
+		"CHANNEL_REDUCER_MERGE":       5,
+	}
+)
+
+func (x ChannelReducer) Enum() *ChannelReducer {
+	p := new(ChannelReducer)
+	*p = x
+	return p
+}
+
+func (x ChannelReducer) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ChannelReducer) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_agent_proto_enumTypes[5].Descriptor()
+}
+
+func (ChannelReducer) Type() protoreflect.EnumType {
+	return &file_bough_v1_agent_proto_enumTypes[5]
+}
+
+func (x ChannelReducer) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ChannelReducer.Descriptor instead.
+func (ChannelReducer) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
 // How a model calls a linked agent.
 type LinkMode int32
 
@@ -231,11 +402,11 @@ func (x LinkMode) String() string {
 }
 
 func (LinkMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_bough_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_bough_v1_agent_proto_enumTypes[6].Descriptor()
 }
 
 func (LinkMode) Type() protoreflect.EnumType {
-	return &file_bough_v1_agent_proto_enumTypes[3]
+	return &file_bough_v1_agent_proto_enumTypes[6]
 }
 
 func (x LinkMode) Number() protoreflect.EnumNumber {
@@ -244,13 +415,13 @@ func (x LinkMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LinkMode.Descriptor instead.
 func (LinkMode) EnumDescriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 // An agent's definition: what a file holds, what a call stores, what a request brings along. It names models, tools, agents and
 // functions that the operator has declared; it cannot bring an address, a key or code.
 //
-// Fields 10 (graph) and 12 (remote) are reserved for a later version.
+// Field 12 (remote) is reserved for a later version.
 type AgentDefinition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name, unique in a catalog: a letter, then up to 58 letters, digits, "_" or "-". Required.
@@ -268,6 +439,7 @@ type AgentDefinition struct {
 	//	*AgentDefinition_Supervisor
 	//	*AgentDefinition_Swarm
 	//	*AgentDefinition_PlanExecute
+	//	*AgentDefinition_Graph
 	//	*AgentDefinition_Function
 	Kind isAgentDefinition_Kind `protobuf_oneof:"kind"`
 	// The agents that it may call; of a composite kind its children, in order.
@@ -278,12 +450,13 @@ type AgentDefinition struct {
 	Deltas *DeltaPolicy `protobuf:"bytes,22,opt,name=deltas,proto3" json:"deltas,omitempty"`
 	// Limits of each of its invocations with everything below.
 	Limits *Limits `protobuf:"bytes,23,opt,name=limits,proto3" json:"limits,omitempty"`
-	// JSON Schema of its input when it is called as a tool, as text; empty for an object with one string, `message`.
+	// JSON Schema of its input when it is called as a tool, as text; empty for an object with one string, `message`. Of a graph it is
+	// the type of START, which its input has to fit however it is called; empty for a text.
 	InputSchemaJson string `protobuf:"bytes,24,opt,name=input_schema_json,json=inputSchemaJson,proto3" json:"input_schema_json,omitempty"`
 	// JSON Schema of its answer, as text; must describe an object. The answer is then one part `data_json` that fits it: if the
 	// model's does not, the model is asked again, at most twice, and then the agent fails with INVALID_OUTPUT. Empty for an answer
-	// in text. For llm, supervisor and function only. The answer of an agent that it transfers to, and the final answer of an
-	// exit, are not checked against it.
+	// in text. For llm, supervisor, function and graph only: of a graph it is the type of END, and need not describe an object. The
+	// answer of an agent that it transfers to, and the final answer of an exit, are not checked against it.
 	OutputSchemaJson string `protobuf:"bytes,25,opt,name=output_schema_json,json=outputSchemaJson,proto3" json:"output_schema_json,omitempty"`
 	// The session value that its answer is stored in when it succeeds, by a name as in SessionStateChange.key: the JSON of an
 	// answer in JSON, else its text. Empty for none.
@@ -408,6 +581,15 @@ func (x *AgentDefinition) GetPlanExecute() *PlanExecuteAgent {
 	return nil
 }
 
+func (x *AgentDefinition) GetGraph() *GraphAgent {
+	if x != nil {
+		if x, ok := x.Kind.(*AgentDefinition_Graph); ok {
+			return x.Graph
+		}
+	}
+	return nil
+}
+
 func (x *AgentDefinition) GetFunction() *FunctionAgent {
 	if x != nil {
 		if x, ok := x.Kind.(*AgentDefinition_Function); ok {
@@ -512,6 +694,11 @@ type AgentDefinition_PlanExecute struct {
 	PlanExecute *PlanExecuteAgent `protobuf:"bytes,9,opt,name=plan_execute,json=planExecute,proto3,oneof"`
 }
 
+type AgentDefinition_Graph struct {
+	// Typed nodes, and edges between them on which values travel.
+	Graph *GraphAgent `protobuf:"bytes,10,opt,name=graph,proto3,oneof"`
+}
+
 type AgentDefinition_Function struct {
 	// A Python coroutine that the operator registered.
 	Function *FunctionAgent `protobuf:"bytes,11,opt,name=function,proto3,oneof"`
@@ -530,6 +717,8 @@ func (*AgentDefinition_Supervisor) isAgentDefinition_Kind() {}
 func (*AgentDefinition_Swarm) isAgentDefinition_Kind() {}
 
 func (*AgentDefinition_PlanExecute) isAgentDefinition_Kind() {}
+
+func (*AgentDefinition_Graph) isAgentDefinition_Kind() {}
 
 func (*AgentDefinition_Function) isAgentDefinition_Kind() {}
 
@@ -1189,6 +1378,1046 @@ func (x *PlanExecuteAgent) GetMaxIterations() int32 {
 	return 0
 }
 
+// Nodes that turn one JSON value into another, and the edges and branches on which the values travel. START and END are reserved
+// names: START's value is the graph's input, and the value that reaches END is its answer. Nodes are no agents: only agents that
+// nodes run are in the tree, as children of the graph.
+type GraphAgent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When nodes run. Default: PREGEL.
+	Mode GraphMode `protobuf:"varint,1,opt,name=mode,proto3,enum=bough.v1.GraphMode" json:"mode,omitempty"`
+	// The nodes, at most 500.
+	Nodes []*GraphNode `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// The edges; with the targets of all branches at most 2,000.
+	Edges []*GraphEdge `protobuf:"bytes,3,rep,name=edges,proto3" json:"edges,omitempty"`
+	// The branches. Those of one node choose independently of one another and of its edges.
+	Branches []*GraphBranch `protobuf:"bytes,4,rep,name=branches,proto3" json:"branches,omitempty"`
+	// The variables of one invocation of the graph, at most 64 with 256 KiB together. For PREGEL only.
+	Channels []*GraphChannel `protobuf:"bytes,5,rep,name=channels,proto3" json:"channels,omitempty"`
+	// The most supersteps of one invocation, from 1 to 10,000; then it fails with LIMIT_EXCEEDED. Required if there is a cycle; for
+	// PREGEL only. Default: no limit.
+	MaxSupersteps *int32 `protobuf:"varint,6,opt,name=max_supersteps,json=maxSupersteps,proto3,oneof" json:"max_supersteps,omitempty"`
+	// How many visits, and items of mapped ones, run at the same time. Default: 16.
+	MaxConcurrency *int32 `protobuf:"varint,7,opt,name=max_concurrency,json=maxConcurrency,proto3,oneof" json:"max_concurrency,omitempty"`
+	// What happens to the other visits if one fails and its failure is not handled. Default: WAIT_ALL.
+	OnFailure ParallelFailurePolicy `protobuf:"varint,8,opt,name=on_failure,json=onFailure,proto3,enum=bough.v1.ParallelFailurePolicy" json:"on_failure,omitempty"`
+	// What END waits for; for PREGEL only. Default: ANY, so that the graph ends as soon as END has a value. With ALL it ends when
+	// nothing else can run.
+	EndJoin GraphJoin `protobuf:"varint,9,opt,name=end_join,json=endJoin,proto3,enum=bough.v1.GraphJoin" json:"end_join,omitempty"`
+	// How END's value is made. Default: the value that reached END; of several, their objects merged.
+	Output        []*FieldMapping `protobuf:"bytes,10,rep,name=output,proto3" json:"output,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GraphAgent) Reset() {
+	*x = GraphAgent{}
+	mi := &file_bough_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraphAgent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraphAgent) ProtoMessage() {}
+
+func (x *GraphAgent) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraphAgent.ProtoReflect.Descriptor instead.
+func (*GraphAgent) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *GraphAgent) GetMode() GraphMode {
+	if x != nil {
+		return x.Mode
+	}
+	return GraphMode_GRAPH_MODE_UNSPECIFIED
+}
+
+func (x *GraphAgent) GetNodes() []*GraphNode {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *GraphAgent) GetEdges() []*GraphEdge {
+	if x != nil {
+		return x.Edges
+	}
+	return nil
+}
+
+func (x *GraphAgent) GetBranches() []*GraphBranch {
+	if x != nil {
+		return x.Branches
+	}
+	return nil
+}
+
+func (x *GraphAgent) GetChannels() []*GraphChannel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+func (x *GraphAgent) GetMaxSupersteps() int32 {
+	if x != nil && x.MaxSupersteps != nil {
+		return *x.MaxSupersteps
+	}
+	return 0
+}
+
+func (x *GraphAgent) GetMaxConcurrency() int32 {
+	if x != nil && x.MaxConcurrency != nil {
+		return *x.MaxConcurrency
+	}
+	return 0
+}
+
+func (x *GraphAgent) GetOnFailure() ParallelFailurePolicy {
+	if x != nil {
+		return x.OnFailure
+	}
+	return ParallelFailurePolicy_PARALLEL_FAILURE_POLICY_UNSPECIFIED
+}
+
+func (x *GraphAgent) GetEndJoin() GraphJoin {
+	if x != nil {
+		return x.EndJoin
+	}
+	return GraphJoin_GRAPH_JOIN_UNSPECIFIED
+}
+
+func (x *GraphAgent) GetOutput() []*FieldMapping {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+// A node of a graph. Without a kind it gives its input.
+type GraphNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and neither START nor END. Required.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What a visit does. At most one is set.
+	//
+	// Types that are valid to be assigned to Kind:
+	//
+	//	*GraphNode_Agent
+	//	*GraphNode_Tool
+	//	*GraphNode_Function
+	//	*GraphNode_Model
+	//	*GraphNode_Tools
+	//	*GraphNode_Ask
+	Kind isGraphNode_Kind `protobuf_oneof:"kind"`
+	// How its input is made. Default: the value that reached it; of several, their objects merged.
+	Input []*FieldMapping `protobuf:"bytes,8,rep,name=input,proto3" json:"input,omitempty"`
+	// The operator's handler that may replace the input and write channels before the work; empty for none.
+	Before string `protobuf:"bytes,9,opt,name=before,proto3" json:"before,omitempty"`
+	// The operator's handler that may replace the output and write channels after the work; empty for none.
+	After string `protobuf:"bytes,10,opt,name=after,proto3" json:"after,omitempty"`
+	// What of the output is written to channels.
+	Writes []*ChannelWrite `protobuf:"bytes,11,rep,name=writes,proto3" json:"writes,omitempty"`
+	// What it waits for if several nodes lead to it; for PREGEL only. Default: ANY.
+	Join GraphJoin `protobuf:"varint,12,opt,name=join,proto3,enum=bough.v1.GraphJoin" json:"join,omitempty"`
+	// Whether the input is a list of at most 1,000 items and the node runs once for each; its output is then the list of outputs, in
+	// the order of the items.
+	Map bool `protobuf:"varint,13,opt,name=map,proto3" json:"map,omitempty"`
+	// The node that gets the error instead of this node's targets if a visit fails, as {node, reason, message, retryable, details}.
+	// Empty for none: the failure then fails the graph. Cancellations, and failures of agents that abort, are not handled so.
+	ErrorTarget string `protobuf:"bytes,14,opt,name=error_target,json=errorTarget,proto3" json:"error_target,omitempty"`
+	// JSON Schema of its input, as text. Default: that of its agent, tool or function, else any value.
+	InputSchemaJson string `protobuf:"bytes,15,opt,name=input_schema_json,json=inputSchemaJson,proto3" json:"input_schema_json,omitempty"`
+	// JSON Schema of its output, as text. Default: that of its agent or function; a text for a model without tools, else any value.
+	OutputSchemaJson string `protobuf:"bytes,16,opt,name=output_schema_json,json=outputSchemaJson,proto3" json:"output_schema_json,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *GraphNode) Reset() {
+	*x = GraphNode{}
+	mi := &file_bough_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraphNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraphNode) ProtoMessage() {}
+
+func (x *GraphNode) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraphNode.ProtoReflect.Descriptor instead.
+func (*GraphNode) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GraphNode) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GraphNode) GetKind() isGraphNode_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return nil
+}
+
+func (x *GraphNode) GetAgent() string {
+	if x != nil {
+		if x, ok := x.Kind.(*GraphNode_Agent); ok {
+			return x.Agent
+		}
+	}
+	return ""
+}
+
+func (x *GraphNode) GetTool() *ToolLink {
+	if x != nil {
+		if x, ok := x.Kind.(*GraphNode_Tool); ok {
+			return x.Tool
+		}
+	}
+	return nil
+}
+
+func (x *GraphNode) GetFunction() string {
+	if x != nil {
+		if x, ok := x.Kind.(*GraphNode_Function); ok {
+			return x.Function
+		}
+	}
+	return ""
+}
+
+func (x *GraphNode) GetModel() *ModelNode {
+	if x != nil {
+		if x, ok := x.Kind.(*GraphNode_Model); ok {
+			return x.Model
+		}
+	}
+	return nil
+}
+
+func (x *GraphNode) GetTools() *ToolsNode {
+	if x != nil {
+		if x, ok := x.Kind.(*GraphNode_Tools); ok {
+			return x.Tools
+		}
+	}
+	return nil
+}
+
+func (x *GraphNode) GetAsk() *AskNode {
+	if x != nil {
+		if x, ok := x.Kind.(*GraphNode_Ask); ok {
+			return x.Ask
+		}
+	}
+	return nil
+}
+
+func (x *GraphNode) GetInput() []*FieldMapping {
+	if x != nil {
+		return x.Input
+	}
+	return nil
+}
+
+func (x *GraphNode) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *GraphNode) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *GraphNode) GetWrites() []*ChannelWrite {
+	if x != nil {
+		return x.Writes
+	}
+	return nil
+}
+
+func (x *GraphNode) GetJoin() GraphJoin {
+	if x != nil {
+		return x.Join
+	}
+	return GraphJoin_GRAPH_JOIN_UNSPECIFIED
+}
+
+func (x *GraphNode) GetMap() bool {
+	if x != nil {
+		return x.Map
+	}
+	return false
+}
+
+func (x *GraphNode) GetErrorTarget() string {
+	if x != nil {
+		return x.ErrorTarget
+	}
+	return ""
+}
+
+func (x *GraphNode) GetInputSchemaJson() string {
+	if x != nil {
+		return x.InputSchemaJson
+	}
+	return ""
+}
+
+func (x *GraphNode) GetOutputSchemaJson() string {
+	if x != nil {
+		return x.OutputSchemaJson
+	}
+	return ""
+}
+
+type isGraphNode_Kind interface {
+	isGraphNode_Kind()
+}
+
+type GraphNode_Agent struct {
+	// Runs a linked agent, one of the definition's sub_agents.
+	Agent string `protobuf:"bytes,2,opt,name=agent,proto3,oneof"`
+}
+
+type GraphNode_Tool struct {
+	// Calls a tool with the input as its arguments.
+	Tool *ToolLink `protobuf:"bytes,3,opt,name=tool,proto3,oneof"`
+}
+
+type GraphNode_Function struct {
+	// Calls a function of the operator's that `@node` registered, by its name.
+	Function string `protobuf:"bytes,4,opt,name=function,proto3,oneof"`
+}
+
+type GraphNode_Model struct {
+	// Calls a model once, or again for an answer that does not fit the output schema.
+	Model *ModelNode `protobuf:"bytes,5,opt,name=model,proto3,oneof"`
+}
+
+type GraphNode_Tools struct {
+	// Runs the tool calls of a message at the same time.
+	Tools *ToolsNode `protobuf:"bytes,6,opt,name=tools,proto3,oneof"`
+}
+
+type GraphNode_Ask struct {
+	// Asks the user, whose answer is the output.
+	Ask *AskNode `protobuf:"bytes,7,opt,name=ask,proto3,oneof"`
+}
+
+func (*GraphNode_Agent) isGraphNode_Kind() {}
+
+func (*GraphNode_Tool) isGraphNode_Kind() {}
+
+func (*GraphNode_Function) isGraphNode_Kind() {}
+
+func (*GraphNode_Model) isGraphNode_Kind() {}
+
+func (*GraphNode_Tools) isGraphNode_Kind() {}
+
+func (*GraphNode_Ask) isGraphNode_Kind() {}
+
+// One model call of the graph itself. No history and no session holds its messages.
+type ModelNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The model's name in the server's configuration; empty for the caller's model, and for the default model in a root agent.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// The instruction to the model, a template as LlmAgent.instruction.
+	Instruction string `protobuf:"bytes,2,opt,name=instruction,proto3" json:"instruction,omitempty"`
+	// What is sent to the model, a template: `{{input}}` is the input, `{{input.name}}` a field of it, `{{state.name}}` a value of the
+	// session. Default: the input, which is sent as messages if it is a message or a list of messages.
+	Prompt string `protobuf:"bytes,3,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	// The tools that are offered to the model. It runs none of them: the output is then the model's message, for a `tools` node.
+	Tools []*ToolLink `protobuf:"bytes,4,rep,name=tools,proto3" json:"tools,omitempty"`
+	// Parameters of the model call, as of an LlmAgent's.
+	Settings      *ModelSettings `protobuf:"bytes,5,opt,name=settings,proto3" json:"settings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelNode) Reset() {
+	*x = ModelNode{}
+	mi := &file_bough_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelNode) ProtoMessage() {}
+
+func (x *ModelNode) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelNode.ProtoReflect.Descriptor instead.
+func (*ModelNode) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ModelNode) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ModelNode) GetInstruction() string {
+	if x != nil {
+		return x.Instruction
+	}
+	return ""
+}
+
+func (x *ModelNode) GetPrompt() string {
+	if x != nil {
+		return x.Prompt
+	}
+	return ""
+}
+
+func (x *ModelNode) GetTools() []*ToolLink {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+func (x *ModelNode) GetSettings() *ModelSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+// Runs the tool calls of the message that is its input, at the same time. Its output is the list of their results as messages, in the
+// order of the calls; a failed call is a result too.
+type ToolsNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tools that may be called; a call of another is a failed result.
+	Tools         []*ToolLink `protobuf:"bytes,1,rep,name=tools,proto3" json:"tools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolsNode) Reset() {
+	*x = ToolsNode{}
+	mi := &file_bough_v1_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolsNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolsNode) ProtoMessage() {}
+
+func (x *ToolsNode) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolsNode.ProtoReflect.Descriptor instead.
+func (*ToolsNode) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ToolsNode) GetTools() []*ToolLink {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+// Asks the user; the answer, which fits the node's output schema, is the output.
+type AskNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The question, a template as ModelNode.prompt. Required.
+	Prompt string `protobuf:"bytes,1,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	// How long the question waits for an answer. Default: as long as it takes.
+	Expires *durationpb.Duration `protobuf:"bytes,2,opt,name=expires,proto3" json:"expires,omitempty"`
+	// The output if the question expires, as JSON text; empty for none: the visit then fails with INPUT_EXPIRED.
+	DefaultJson   string `protobuf:"bytes,3,opt,name=default_json,json=defaultJson,proto3" json:"default_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AskNode) Reset() {
+	*x = AskNode{}
+	mi := &file_bough_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AskNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AskNode) ProtoMessage() {}
+
+func (x *AskNode) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AskNode.ProtoReflect.Descriptor instead.
+func (*AskNode) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AskNode) GetPrompt() string {
+	if x != nil {
+		return x.Prompt
+	}
+	return ""
+}
+
+func (x *AskNode) GetExpires() *durationpb.Duration {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *AskNode) GetDefaultJson() string {
+	if x != nil {
+		return x.DefaultJson
+	}
+	return ""
+}
+
+// An edge, which carries the output of its source to its target.
+type GraphEdge struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that the edge leaves, or START. Required.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// The node that the edge enters, or END. Required.
+	Target        string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GraphEdge) Reset() {
+	*x = GraphEdge{}
+	mi := &file_bough_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraphEdge) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraphEdge) ProtoMessage() {}
+
+func (x *GraphEdge) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraphEdge.ProtoReflect.Descriptor instead.
+func (*GraphEdge) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GraphEdge) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *GraphEdge) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+// A choice among targets by the output of a node, or by the graph's input.
+type GraphBranch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node whose output is looked at, or START. Required.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to By:
+	//
+	//	*GraphBranch_Path
+	//	*GraphBranch_Function
+	By isGraphBranch_By `protobuf_oneof:"by"`
+	// The targets by value; if the value is a list, each of its items chooses.
+	Cases []*BranchCase `protobuf:"bytes,4,rep,name=cases,proto3" json:"cases,omitempty"`
+	// The target of a value that no case has. Empty for none: the graph then fails with NO_ROUTE.
+	Otherwise string `protobuf:"bytes,5,opt,name=otherwise,proto3" json:"otherwise,omitempty"`
+	// The nodes, or END, that the router may return.
+	Targets       []string `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GraphBranch) Reset() {
+	*x = GraphBranch{}
+	mi := &file_bough_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraphBranch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraphBranch) ProtoMessage() {}
+
+func (x *GraphBranch) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraphBranch.ProtoReflect.Descriptor instead.
+func (*GraphBranch) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *GraphBranch) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *GraphBranch) GetBy() isGraphBranch_By {
+	if x != nil {
+		return x.By
+	}
+	return nil
+}
+
+func (x *GraphBranch) GetPath() string {
+	if x != nil {
+		if x, ok := x.By.(*GraphBranch_Path); ok {
+			return x.Path
+		}
+	}
+	return ""
+}
+
+func (x *GraphBranch) GetFunction() string {
+	if x != nil {
+		if x, ok := x.By.(*GraphBranch_Function); ok {
+			return x.Function
+		}
+	}
+	return ""
+}
+
+func (x *GraphBranch) GetCases() []*BranchCase {
+	if x != nil {
+		return x.Cases
+	}
+	return nil
+}
+
+func (x *GraphBranch) GetOtherwise() string {
+	if x != nil {
+		return x.Otherwise
+	}
+	return ""
+}
+
+func (x *GraphBranch) GetTargets() []string {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+type isGraphBranch_By interface {
+	isGraphBranch_By()
+}
+
+type GraphBranch_Path struct {
+	// A path into the output, such as "review.verdict"; empty for the output itself. `cases` map what is there to targets.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3,oneof"`
+}
+
+type GraphBranch_Function struct {
+	// The name of an operator's router, which returns one of `targets` or a list of them.
+	Function string `protobuf:"bytes,3,opt,name=function,proto3,oneof"`
+}
+
+func (*GraphBranch_Path) isGraphBranch_By() {}
+
+func (*GraphBranch_Function) isGraphBranch_By() {}
+
+// A value of a branch, and where it leads.
+type BranchCase struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The value, as JSON text. Required.
+	ValueJson string `protobuf:"bytes,1,opt,name=value_json,json=valueJson,proto3" json:"value_json,omitempty"`
+	// The node that gets the output then, or END. Required.
+	Target        string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BranchCase) Reset() {
+	*x = BranchCase{}
+	mi := &file_bough_v1_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BranchCase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BranchCase) ProtoMessage() {}
+
+func (x *BranchCase) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BranchCase.ProtoReflect.Descriptor instead.
+func (*BranchCase) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *BranchCase) GetValueJson() string {
+	if x != nil {
+		return x.ValueJson
+	}
+	return ""
+}
+
+func (x *BranchCase) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+// A variable of one invocation of a graph. What visits of a superstep write is seen from the next superstep on.
+type GraphChannel struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph. Required.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// JSON Schema of its value, as text; empty for any value.
+	SchemaJson string `protobuf:"bytes,2,opt,name=schema_json,json=schemaJson,proto3" json:"schema_json,omitempty"`
+	// How a write changes the value. Default: REPLACE.
+	Reducer ChannelReducer `protobuf:"varint,3,opt,name=reducer,proto3,enum=bough.v1.ChannelReducer" json:"reducer,omitempty"`
+	// The operator's reducer that changes the value instead; empty for none.
+	ReducerFunction string `protobuf:"bytes,4,opt,name=reducer_function,json=reducerFunction,proto3" json:"reducer_function,omitempty"`
+	// The value that it begins with, as JSON text. Default: an empty list, an empty list, 0 and an empty object for APPEND, EXTEND, SUM
+	// and MERGE; else none.
+	InitialJson   string `protobuf:"bytes,5,opt,name=initial_json,json=initialJson,proto3" json:"initial_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GraphChannel) Reset() {
+	*x = GraphChannel{}
+	mi := &file_bough_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraphChannel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraphChannel) ProtoMessage() {}
+
+func (x *GraphChannel) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraphChannel.ProtoReflect.Descriptor instead.
+func (*GraphChannel) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *GraphChannel) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GraphChannel) GetSchemaJson() string {
+	if x != nil {
+		return x.SchemaJson
+	}
+	return ""
+}
+
+func (x *GraphChannel) GetReducer() ChannelReducer {
+	if x != nil {
+		return x.Reducer
+	}
+	return ChannelReducer_CHANNEL_REDUCER_UNSPECIFIED
+}
+
+func (x *GraphChannel) GetReducerFunction() string {
+	if x != nil {
+		return x.ReducerFunction
+	}
+	return ""
+}
+
+func (x *GraphChannel) GetInitialJson() string {
+	if x != nil {
+		return x.InitialJson
+	}
+	return ""
+}
+
+// What a node writes to a channel.
+type ChannelWrite struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of a channel of the graph. Required.
+	Channel string `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	// The path into the node's output; empty for all of it. With a "?" at its end, nothing is written if nothing is there.
+	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelWrite) Reset() {
+	*x = ChannelWrite{}
+	mi := &file_bough_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelWrite) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelWrite) ProtoMessage() {}
+
+func (x *ChannelWrite) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelWrite.ProtoReflect.Descriptor instead.
+func (*ChannelWrite) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ChannelWrite) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *ChannelWrite) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+// A field of an object, and what it is.
+type FieldMapping struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The field's name; empty if the source is the whole value, which is then the only mapping.
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Source:
+	//
+	//	*FieldMapping_Path
+	//	*FieldMapping_ValueJson
+	Source        isFieldMapping_Source `protobuf_oneof:"source"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FieldMapping) Reset() {
+	*x = FieldMapping{}
+	mi := &file_bough_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FieldMapping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FieldMapping) ProtoMessage() {}
+
+func (x *FieldMapping) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FieldMapping.ProtoReflect.Descriptor instead.
+func (*FieldMapping) Descriptor() ([]byte, []int) {
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *FieldMapping) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *FieldMapping) GetSource() isFieldMapping_Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *FieldMapping) GetPath() string {
+	if x != nil {
+		if x, ok := x.Source.(*FieldMapping_Path); ok {
+			return x.Path
+		}
+	}
+	return ""
+}
+
+func (x *FieldMapping) GetValueJson() string {
+	if x != nil {
+		if x, ok := x.Source.(*FieldMapping_ValueJson); ok {
+			return x.ValueJson
+		}
+	}
+	return ""
+}
+
+type isFieldMapping_Source interface {
+	isFieldMapping_Source()
+}
+
+type FieldMapping_Path struct {
+	// A path that begins with START, the name of a node that comes before, "channels.NAME" or "state.NAME"; or "history", the messages
+	// that the graph sees. With a "?" at its end the field is left out if nothing is there; else the visit fails with BAD_ARGUMENTS.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3,oneof"`
+}
+
+type FieldMapping_ValueJson struct {
+	// A constant, as JSON text.
+	ValueJson string `protobuf:"bytes,3,opt,name=value_json,json=valueJson,proto3,oneof"`
+}
+
+func (*FieldMapping_Path) isFieldMapping_Source() {}
+
+func (*FieldMapping_ValueJson) isFieldMapping_Source() {}
+
 // A Python coroutine of the operator's, with the name, links and limits of this definition.
 type FunctionAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1200,7 +2429,7 @@ type FunctionAgent struct {
 
 func (x *FunctionAgent) Reset() {
 	*x = FunctionAgent{}
-	mi := &file_bough_v1_agent_proto_msgTypes[10]
+	mi := &file_bough_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +2441,7 @@ func (x *FunctionAgent) String() string {
 func (*FunctionAgent) ProtoMessage() {}
 
 func (x *FunctionAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_proto_msgTypes[10]
+	mi := &file_bough_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +2454,7 @@ func (x *FunctionAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FunctionAgent.ProtoReflect.Descriptor instead.
 func (*FunctionAgent) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FunctionAgent) GetFunction() string {
@@ -1256,7 +2485,7 @@ type ToolLink struct {
 
 func (x *ToolLink) Reset() {
 	*x = ToolLink{}
-	mi := &file_bough_v1_agent_proto_msgTypes[11]
+	mi := &file_bough_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +2497,7 @@ func (x *ToolLink) String() string {
 func (*ToolLink) ProtoMessage() {}
 
 func (x *ToolLink) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_proto_msgTypes[11]
+	mi := &file_bough_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +2510,7 @@ func (x *ToolLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolLink.ProtoReflect.Descriptor instead.
 func (*ToolLink) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ToolLink) GetName() string {
@@ -1340,7 +2569,7 @@ type AgentLink struct {
 
 func (x *AgentLink) Reset() {
 	*x = AgentLink{}
-	mi := &file_bough_v1_agent_proto_msgTypes[12]
+	mi := &file_bough_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +2581,7 @@ func (x *AgentLink) String() string {
 func (*AgentLink) ProtoMessage() {}
 
 func (x *AgentLink) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_proto_msgTypes[12]
+	mi := &file_bough_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +2594,7 @@ func (x *AgentLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentLink.ProtoReflect.Descriptor instead.
 func (*AgentLink) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AgentLink) GetAgent() string {
@@ -1426,7 +2655,7 @@ type InputBuilder struct {
 
 func (x *InputBuilder) Reset() {
 	*x = InputBuilder{}
-	mi := &file_bough_v1_agent_proto_msgTypes[13]
+	mi := &file_bough_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +2667,7 @@ func (x *InputBuilder) String() string {
 func (*InputBuilder) ProtoMessage() {}
 
 func (x *InputBuilder) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_proto_msgTypes[13]
+	mi := &file_bough_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +2680,7 @@ func (x *InputBuilder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InputBuilder.ProtoReflect.Descriptor instead.
 func (*InputBuilder) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InputBuilder) GetBuilder() isInputBuilder_Builder {
@@ -1518,7 +2747,7 @@ type HistoryPolicy struct {
 
 func (x *HistoryPolicy) Reset() {
 	*x = HistoryPolicy{}
-	mi := &file_bough_v1_agent_proto_msgTypes[14]
+	mi := &file_bough_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +2759,7 @@ func (x *HistoryPolicy) String() string {
 func (*HistoryPolicy) ProtoMessage() {}
 
 func (x *HistoryPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_proto_msgTypes[14]
+	mi := &file_bough_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +2772,7 @@ func (x *HistoryPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryPolicy.ProtoReflect.Descriptor instead.
 func (*HistoryPolicy) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HistoryPolicy) GetScope() HistoryScope {
@@ -1609,7 +2838,7 @@ type SlidingWindow struct {
 
 func (x *SlidingWindow) Reset() {
 	*x = SlidingWindow{}
-	mi := &file_bough_v1_agent_proto_msgTypes[15]
+	mi := &file_bough_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +2850,7 @@ func (x *SlidingWindow) String() string {
 func (*SlidingWindow) ProtoMessage() {}
 
 func (x *SlidingWindow) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_proto_msgTypes[15]
+	mi := &file_bough_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +2863,7 @@ func (x *SlidingWindow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlidingWindow.ProtoReflect.Descriptor instead.
 func (*SlidingWindow) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SlidingWindow) GetMaxTokens() int32 {
@@ -1666,7 +2895,7 @@ type Summarization struct {
 
 func (x *Summarization) Reset() {
 	*x = Summarization{}
-	mi := &file_bough_v1_agent_proto_msgTypes[16]
+	mi := &file_bough_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +2907,7 @@ func (x *Summarization) String() string {
 func (*Summarization) ProtoMessage() {}
 
 func (x *Summarization) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_agent_proto_msgTypes[16]
+	mi := &file_bough_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +2920,7 @@ func (x *Summarization) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Summarization.ProtoReflect.Descriptor instead.
 func (*Summarization) Descriptor() ([]byte, []int) {
-	return file_bough_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Summarization) GetMaxTokens() int32 {
@@ -1719,7 +2948,7 @@ var File_bough_v1_agent_proto protoreflect.FileDescriptor
 
 const file_bough_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x14bough/v1/agent.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfe\x06\n" +
+	"\x14bough/v1/agent.proto\x12\bbough.v1\x1a\x18bough/v1/execution.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x15bough/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xac\a\n" +
 	"\x0fAgentDefinition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12&\n" +
@@ -1731,7 +2960,9 @@ const file_bough_v1_agent_proto_rawDesc = "" +
 	"supervisor\x18\a \x01(\v2\x19.bough.v1.SupervisorAgentH\x00R\n" +
 	"supervisor\x12,\n" +
 	"\x05swarm\x18\b \x01(\v2\x14.bough.v1.SwarmAgentH\x00R\x05swarm\x12?\n" +
-	"\fplan_execute\x18\t \x01(\v2\x1a.bough.v1.PlanExecuteAgentH\x00R\vplanExecute\x125\n" +
+	"\fplan_execute\x18\t \x01(\v2\x1a.bough.v1.PlanExecuteAgentH\x00R\vplanExecute\x12,\n" +
+	"\x05graph\x18\n" +
+	" \x01(\v2\x14.bough.v1.GraphAgentH\x00R\x05graph\x125\n" +
 	"\bfunction\x18\v \x01(\v2\x17.bough.v1.FunctionAgentH\x00R\bfunction\x122\n" +
 	"\n" +
 	"sub_agents\x18\x14 \x03(\v2\x13.bough.v1.AgentLinkR\tsubAgents\x121\n" +
@@ -1798,7 +3029,86 @@ const file_bough_v1_agent_proto_rawDesc = "" +
 	"\bexecutor\x18\x02 \x01(\tR\bexecutor\x12\x1c\n" +
 	"\treplanner\x18\x03 \x01(\tR\treplanner\x12*\n" +
 	"\x0emax_iterations\x18\x04 \x01(\x05H\x00R\rmaxIterations\x88\x01\x01B\x11\n" +
-	"\x0f_max_iterations\"+\n" +
+	"\x0f_max_iterations\"\x93\x04\n" +
+	"\n" +
+	"GraphAgent\x12'\n" +
+	"\x04mode\x18\x01 \x01(\x0e2\x13.bough.v1.GraphModeR\x04mode\x12)\n" +
+	"\x05nodes\x18\x02 \x03(\v2\x13.bough.v1.GraphNodeR\x05nodes\x12)\n" +
+	"\x05edges\x18\x03 \x03(\v2\x13.bough.v1.GraphEdgeR\x05edges\x121\n" +
+	"\bbranches\x18\x04 \x03(\v2\x15.bough.v1.GraphBranchR\bbranches\x122\n" +
+	"\bchannels\x18\x05 \x03(\v2\x16.bough.v1.GraphChannelR\bchannels\x12*\n" +
+	"\x0emax_supersteps\x18\x06 \x01(\x05H\x00R\rmaxSupersteps\x88\x01\x01\x12,\n" +
+	"\x0fmax_concurrency\x18\a \x01(\x05H\x01R\x0emaxConcurrency\x88\x01\x01\x12>\n" +
+	"\n" +
+	"on_failure\x18\b \x01(\x0e2\x1f.bough.v1.ParallelFailurePolicyR\tonFailure\x12.\n" +
+	"\bend_join\x18\t \x01(\x0e2\x13.bough.v1.GraphJoinR\aendJoin\x12.\n" +
+	"\x06output\x18\n" +
+	" \x03(\v2\x16.bough.v1.FieldMappingR\x06outputB\x11\n" +
+	"\x0f_max_superstepsB\x12\n" +
+	"\x10_max_concurrency\"\xcc\x04\n" +
+	"\tGraphNode\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x05agent\x18\x02 \x01(\tH\x00R\x05agent\x12(\n" +
+	"\x04tool\x18\x03 \x01(\v2\x12.bough.v1.ToolLinkH\x00R\x04tool\x12\x1c\n" +
+	"\bfunction\x18\x04 \x01(\tH\x00R\bfunction\x12+\n" +
+	"\x05model\x18\x05 \x01(\v2\x13.bough.v1.ModelNodeH\x00R\x05model\x12+\n" +
+	"\x05tools\x18\x06 \x01(\v2\x13.bough.v1.ToolsNodeH\x00R\x05tools\x12%\n" +
+	"\x03ask\x18\a \x01(\v2\x11.bough.v1.AskNodeH\x00R\x03ask\x12,\n" +
+	"\x05input\x18\b \x03(\v2\x16.bough.v1.FieldMappingR\x05input\x12\x16\n" +
+	"\x06before\x18\t \x01(\tR\x06before\x12\x14\n" +
+	"\x05after\x18\n" +
+	" \x01(\tR\x05after\x12.\n" +
+	"\x06writes\x18\v \x03(\v2\x16.bough.v1.ChannelWriteR\x06writes\x12'\n" +
+	"\x04join\x18\f \x01(\x0e2\x13.bough.v1.GraphJoinR\x04join\x12\x10\n" +
+	"\x03map\x18\r \x01(\bR\x03map\x12!\n" +
+	"\ferror_target\x18\x0e \x01(\tR\verrorTarget\x12*\n" +
+	"\x11input_schema_json\x18\x0f \x01(\tR\x0finputSchemaJson\x12,\n" +
+	"\x12output_schema_json\x18\x10 \x01(\tR\x10outputSchemaJsonB\x06\n" +
+	"\x04kind\"\xba\x01\n" +
+	"\tModelNode\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
+	"\vinstruction\x18\x02 \x01(\tR\vinstruction\x12\x16\n" +
+	"\x06prompt\x18\x03 \x01(\tR\x06prompt\x12(\n" +
+	"\x05tools\x18\x04 \x03(\v2\x12.bough.v1.ToolLinkR\x05tools\x123\n" +
+	"\bsettings\x18\x05 \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\"5\n" +
+	"\tToolsNode\x12(\n" +
+	"\x05tools\x18\x01 \x03(\v2\x12.bough.v1.ToolLinkR\x05tools\"y\n" +
+	"\aAskNode\x12\x16\n" +
+	"\x06prompt\x18\x01 \x01(\tR\x06prompt\x123\n" +
+	"\aexpires\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\aexpires\x12!\n" +
+	"\fdefault_json\x18\x03 \x01(\tR\vdefaultJson\";\n" +
+	"\tGraphEdge\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xc3\x01\n" +
+	"\vGraphBranch\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
+	"\x04path\x18\x02 \x01(\tH\x00R\x04path\x12\x1c\n" +
+	"\bfunction\x18\x03 \x01(\tH\x00R\bfunction\x12*\n" +
+	"\x05cases\x18\x04 \x03(\v2\x14.bough.v1.BranchCaseR\x05cases\x12\x1c\n" +
+	"\totherwise\x18\x05 \x01(\tR\totherwise\x12\x18\n" +
+	"\atargets\x18\x06 \x03(\tR\atargetsB\x04\n" +
+	"\x02by\"C\n" +
+	"\n" +
+	"BranchCase\x12\x1d\n" +
+	"\n" +
+	"value_json\x18\x01 \x01(\tR\tvalueJson\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xc5\x01\n" +
+	"\fGraphChannel\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vschema_json\x18\x02 \x01(\tR\n" +
+	"schemaJson\x122\n" +
+	"\areducer\x18\x03 \x01(\x0e2\x18.bough.v1.ChannelReducerR\areducer\x12)\n" +
+	"\x10reducer_function\x18\x04 \x01(\tR\x0freducerFunction\x12!\n" +
+	"\finitial_json\x18\x05 \x01(\tR\vinitialJson\"<\n" +
+	"\fChannelWrite\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\tR\achannel\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\"e\n" +
+	"\fFieldMapping\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
+	"\x04path\x18\x02 \x01(\tH\x00R\x04path\x12\x1f\n" +
+	"\n" +
+	"value_json\x18\x03 \x01(\tH\x00R\tvalueJsonB\b\n" +
+	"\x06source\"+\n" +
 	"\rFunctionAgent\x12\x1a\n" +
 	"\bfunction\x18\x01 \x01(\tR\bfunction\"\xde\x01\n" +
 	"\bToolLink\x12\x12\n" +
@@ -1852,7 +3162,22 @@ const file_bough_v1_agent_proto_rawDesc = "" +
 	"\fNextRunStart\x12\x1e\n" +
 	"\x1aNEXT_RUN_START_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_RUN_START_ENTRY\x10\x01\x12\x1f\n" +
-	"\x1bNEXT_RUN_START_LAST_SPEAKER\x10\x02*Q\n" +
+	"\x1bNEXT_RUN_START_LAST_SPEAKER\x10\x02*R\n" +
+	"\tGraphMode\x12\x1a\n" +
+	"\x16GRAPH_MODE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11GRAPH_MODE_PREGEL\x10\x01\x12\x12\n" +
+	"\x0eGRAPH_MODE_DAG\x10\x02*O\n" +
+	"\tGraphJoin\x12\x1a\n" +
+	"\x16GRAPH_JOIN_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eGRAPH_JOIN_ANY\x10\x01\x12\x12\n" +
+	"\x0eGRAPH_JOIN_ALL\x10\x02*\xba\x01\n" +
+	"\x0eChannelReducer\x12\x1f\n" +
+	"\x1bCHANNEL_REDUCER_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17CHANNEL_REDUCER_REPLACE\x10\x01\x12\x1a\n" +
+	"\x16CHANNEL_REDUCER_APPEND\x10\x02\x12\x1a\n" +
+	"\x16CHANNEL_REDUCER_EXTEND\x10\x03\x12\x17\n" +
+	"\x13CHANNEL_REDUCER_SUM\x10\x04\x12\x19\n" +
+	"\x15CHANNEL_REDUCER_MERGE\x10\x05*Q\n" +
 	"\bLinkMode\x12\x19\n" +
 	"\x15LINK_MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eLINK_MODE_TOOL\x10\x01\x12\x16\n" +
@@ -1872,79 +3197,115 @@ func file_bough_v1_agent_proto_rawDescGZIP() []byte {
 	return file_bough_v1_agent_proto_rawDescData
 }
 
-var file_bough_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_bough_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_bough_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_bough_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_bough_v1_agent_proto_goTypes = []any{
 	(AgentSource)(0),              // 0: bough.v1.AgentSource
 	(ParallelFailurePolicy)(0),    // 1: bough.v1.ParallelFailurePolicy
 	(NextRunStart)(0),             // 2: bough.v1.NextRunStart
-	(LinkMode)(0),                 // 3: bough.v1.LinkMode
-	(*AgentDefinition)(nil),       // 4: bough.v1.AgentDefinition
-	(*Agent)(nil),                 // 5: bough.v1.Agent
-	(*LlmAgent)(nil),              // 6: bough.v1.LlmAgent
-	(*SequenceAgent)(nil),         // 7: bough.v1.SequenceAgent
-	(*ParallelAgent)(nil),         // 8: bough.v1.ParallelAgent
-	(*LoopAgent)(nil),             // 9: bough.v1.LoopAgent
-	(*LoopUntil)(nil),             // 10: bough.v1.LoopUntil
-	(*SupervisorAgent)(nil),       // 11: bough.v1.SupervisorAgent
-	(*SwarmAgent)(nil),            // 12: bough.v1.SwarmAgent
-	(*PlanExecuteAgent)(nil),      // 13: bough.v1.PlanExecuteAgent
-	(*FunctionAgent)(nil),         // 14: bough.v1.FunctionAgent
-	(*ToolLink)(nil),              // 15: bough.v1.ToolLink
-	(*AgentLink)(nil),             // 16: bough.v1.AgentLink
-	(*InputBuilder)(nil),          // 17: bough.v1.InputBuilder
-	(*HistoryPolicy)(nil),         // 18: bough.v1.HistoryPolicy
-	(*SlidingWindow)(nil),         // 19: bough.v1.SlidingWindow
-	(*Summarization)(nil),         // 20: bough.v1.Summarization
-	(*DeltaPolicy)(nil),           // 21: bough.v1.DeltaPolicy
-	(*Limits)(nil),                // 22: bough.v1.Limits
-	(SubAgentFailurePolicy)(0),    // 23: bough.v1.SubAgentFailurePolicy
-	(AgentKind)(0),                // 24: bough.v1.AgentKind
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(*ModelSettings)(nil),         // 26: bough.v1.ModelSettings
-	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
-	(HistoryScope)(0),             // 28: bough.v1.HistoryScope
+	(GraphMode)(0),                // 3: bough.v1.GraphMode
+	(GraphJoin)(0),                // 4: bough.v1.GraphJoin
+	(ChannelReducer)(0),           // 5: bough.v1.ChannelReducer
+	(LinkMode)(0),                 // 6: bough.v1.LinkMode
+	(*AgentDefinition)(nil),       // 7: bough.v1.AgentDefinition
+	(*Agent)(nil),                 // 8: bough.v1.Agent
+	(*LlmAgent)(nil),              // 9: bough.v1.LlmAgent
+	(*SequenceAgent)(nil),         // 10: bough.v1.SequenceAgent
+	(*ParallelAgent)(nil),         // 11: bough.v1.ParallelAgent
+	(*LoopAgent)(nil),             // 12: bough.v1.LoopAgent
+	(*LoopUntil)(nil),             // 13: bough.v1.LoopUntil
+	(*SupervisorAgent)(nil),       // 14: bough.v1.SupervisorAgent
+	(*SwarmAgent)(nil),            // 15: bough.v1.SwarmAgent
+	(*PlanExecuteAgent)(nil),      // 16: bough.v1.PlanExecuteAgent
+	(*GraphAgent)(nil),            // 17: bough.v1.GraphAgent
+	(*GraphNode)(nil),             // 18: bough.v1.GraphNode
+	(*ModelNode)(nil),             // 19: bough.v1.ModelNode
+	(*ToolsNode)(nil),             // 20: bough.v1.ToolsNode
+	(*AskNode)(nil),               // 21: bough.v1.AskNode
+	(*GraphEdge)(nil),             // 22: bough.v1.GraphEdge
+	(*GraphBranch)(nil),           // 23: bough.v1.GraphBranch
+	(*BranchCase)(nil),            // 24: bough.v1.BranchCase
+	(*GraphChannel)(nil),          // 25: bough.v1.GraphChannel
+	(*ChannelWrite)(nil),          // 26: bough.v1.ChannelWrite
+	(*FieldMapping)(nil),          // 27: bough.v1.FieldMapping
+	(*FunctionAgent)(nil),         // 28: bough.v1.FunctionAgent
+	(*ToolLink)(nil),              // 29: bough.v1.ToolLink
+	(*AgentLink)(nil),             // 30: bough.v1.AgentLink
+	(*InputBuilder)(nil),          // 31: bough.v1.InputBuilder
+	(*HistoryPolicy)(nil),         // 32: bough.v1.HistoryPolicy
+	(*SlidingWindow)(nil),         // 33: bough.v1.SlidingWindow
+	(*Summarization)(nil),         // 34: bough.v1.Summarization
+	(*DeltaPolicy)(nil),           // 35: bough.v1.DeltaPolicy
+	(*Limits)(nil),                // 36: bough.v1.Limits
+	(SubAgentFailurePolicy)(0),    // 37: bough.v1.SubAgentFailurePolicy
+	(AgentKind)(0),                // 38: bough.v1.AgentKind
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*ModelSettings)(nil),         // 40: bough.v1.ModelSettings
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(HistoryScope)(0),             // 42: bough.v1.HistoryScope
 }
 var file_bough_v1_agent_proto_depIdxs = []int32{
-	6,  // 0: bough.v1.AgentDefinition.llm:type_name -> bough.v1.LlmAgent
-	7,  // 1: bough.v1.AgentDefinition.sequence:type_name -> bough.v1.SequenceAgent
-	8,  // 2: bough.v1.AgentDefinition.parallel:type_name -> bough.v1.ParallelAgent
-	9,  // 3: bough.v1.AgentDefinition.loop:type_name -> bough.v1.LoopAgent
-	11, // 4: bough.v1.AgentDefinition.supervisor:type_name -> bough.v1.SupervisorAgent
-	12, // 5: bough.v1.AgentDefinition.swarm:type_name -> bough.v1.SwarmAgent
-	13, // 6: bough.v1.AgentDefinition.plan_execute:type_name -> bough.v1.PlanExecuteAgent
-	14, // 7: bough.v1.AgentDefinition.function:type_name -> bough.v1.FunctionAgent
-	16, // 8: bough.v1.AgentDefinition.sub_agents:type_name -> bough.v1.AgentLink
-	18, // 9: bough.v1.AgentDefinition.history:type_name -> bough.v1.HistoryPolicy
-	21, // 10: bough.v1.AgentDefinition.deltas:type_name -> bough.v1.DeltaPolicy
-	22, // 11: bough.v1.AgentDefinition.limits:type_name -> bough.v1.Limits
-	23, // 12: bough.v1.AgentDefinition.on_sub_agent_failure:type_name -> bough.v1.SubAgentFailurePolicy
-	4,  // 13: bough.v1.Agent.definition:type_name -> bough.v1.AgentDefinition
-	0,  // 14: bough.v1.Agent.source:type_name -> bough.v1.AgentSource
-	24, // 15: bough.v1.Agent.kind:type_name -> bough.v1.AgentKind
-	25, // 16: bough.v1.Agent.create_time:type_name -> google.protobuf.Timestamp
-	25, // 17: bough.v1.Agent.revision_create_time:type_name -> google.protobuf.Timestamp
-	15, // 18: bough.v1.LlmAgent.tools:type_name -> bough.v1.ToolLink
-	26, // 19: bough.v1.LlmAgent.settings:type_name -> bough.v1.ModelSettings
-	1,  // 20: bough.v1.ParallelAgent.on_failure:type_name -> bough.v1.ParallelFailurePolicy
-	10, // 21: bough.v1.LoopAgent.until:type_name -> bough.v1.LoopUntil
-	6,  // 22: bough.v1.SupervisorAgent.llm:type_name -> bough.v1.LlmAgent
-	2,  // 23: bough.v1.SupervisorAgent.next_run_starts_with:type_name -> bough.v1.NextRunStart
-	2,  // 24: bough.v1.SwarmAgent.next_run_starts_with:type_name -> bough.v1.NextRunStart
-	27, // 25: bough.v1.ToolLink.timeout:type_name -> google.protobuf.Duration
-	3,  // 26: bough.v1.AgentLink.link_mode:type_name -> bough.v1.LinkMode
-	23, // 27: bough.v1.AgentLink.on_failure:type_name -> bough.v1.SubAgentFailurePolicy
-	18, // 28: bough.v1.AgentLink.history:type_name -> bough.v1.HistoryPolicy
-	17, // 29: bough.v1.AgentLink.input:type_name -> bough.v1.InputBuilder
-	22, // 30: bough.v1.AgentLink.limits:type_name -> bough.v1.Limits
-	28, // 31: bough.v1.HistoryPolicy.scope:type_name -> bough.v1.HistoryScope
-	19, // 32: bough.v1.HistoryPolicy.sliding_window:type_name -> bough.v1.SlidingWindow
-	20, // 33: bough.v1.HistoryPolicy.summarize:type_name -> bough.v1.Summarization
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	9,  // 0: bough.v1.AgentDefinition.llm:type_name -> bough.v1.LlmAgent
+	10, // 1: bough.v1.AgentDefinition.sequence:type_name -> bough.v1.SequenceAgent
+	11, // 2: bough.v1.AgentDefinition.parallel:type_name -> bough.v1.ParallelAgent
+	12, // 3: bough.v1.AgentDefinition.loop:type_name -> bough.v1.LoopAgent
+	14, // 4: bough.v1.AgentDefinition.supervisor:type_name -> bough.v1.SupervisorAgent
+	15, // 5: bough.v1.AgentDefinition.swarm:type_name -> bough.v1.SwarmAgent
+	16, // 6: bough.v1.AgentDefinition.plan_execute:type_name -> bough.v1.PlanExecuteAgent
+	17, // 7: bough.v1.AgentDefinition.graph:type_name -> bough.v1.GraphAgent
+	28, // 8: bough.v1.AgentDefinition.function:type_name -> bough.v1.FunctionAgent
+	30, // 9: bough.v1.AgentDefinition.sub_agents:type_name -> bough.v1.AgentLink
+	32, // 10: bough.v1.AgentDefinition.history:type_name -> bough.v1.HistoryPolicy
+	35, // 11: bough.v1.AgentDefinition.deltas:type_name -> bough.v1.DeltaPolicy
+	36, // 12: bough.v1.AgentDefinition.limits:type_name -> bough.v1.Limits
+	37, // 13: bough.v1.AgentDefinition.on_sub_agent_failure:type_name -> bough.v1.SubAgentFailurePolicy
+	7,  // 14: bough.v1.Agent.definition:type_name -> bough.v1.AgentDefinition
+	0,  // 15: bough.v1.Agent.source:type_name -> bough.v1.AgentSource
+	38, // 16: bough.v1.Agent.kind:type_name -> bough.v1.AgentKind
+	39, // 17: bough.v1.Agent.create_time:type_name -> google.protobuf.Timestamp
+	39, // 18: bough.v1.Agent.revision_create_time:type_name -> google.protobuf.Timestamp
+	29, // 19: bough.v1.LlmAgent.tools:type_name -> bough.v1.ToolLink
+	40, // 20: bough.v1.LlmAgent.settings:type_name -> bough.v1.ModelSettings
+	1,  // 21: bough.v1.ParallelAgent.on_failure:type_name -> bough.v1.ParallelFailurePolicy
+	13, // 22: bough.v1.LoopAgent.until:type_name -> bough.v1.LoopUntil
+	9,  // 23: bough.v1.SupervisorAgent.llm:type_name -> bough.v1.LlmAgent
+	2,  // 24: bough.v1.SupervisorAgent.next_run_starts_with:type_name -> bough.v1.NextRunStart
+	2,  // 25: bough.v1.SwarmAgent.next_run_starts_with:type_name -> bough.v1.NextRunStart
+	3,  // 26: bough.v1.GraphAgent.mode:type_name -> bough.v1.GraphMode
+	18, // 27: bough.v1.GraphAgent.nodes:type_name -> bough.v1.GraphNode
+	22, // 28: bough.v1.GraphAgent.edges:type_name -> bough.v1.GraphEdge
+	23, // 29: bough.v1.GraphAgent.branches:type_name -> bough.v1.GraphBranch
+	25, // 30: bough.v1.GraphAgent.channels:type_name -> bough.v1.GraphChannel
+	1,  // 31: bough.v1.GraphAgent.on_failure:type_name -> bough.v1.ParallelFailurePolicy
+	4,  // 32: bough.v1.GraphAgent.end_join:type_name -> bough.v1.GraphJoin
+	27, // 33: bough.v1.GraphAgent.output:type_name -> bough.v1.FieldMapping
+	29, // 34: bough.v1.GraphNode.tool:type_name -> bough.v1.ToolLink
+	19, // 35: bough.v1.GraphNode.model:type_name -> bough.v1.ModelNode
+	20, // 36: bough.v1.GraphNode.tools:type_name -> bough.v1.ToolsNode
+	21, // 37: bough.v1.GraphNode.ask:type_name -> bough.v1.AskNode
+	27, // 38: bough.v1.GraphNode.input:type_name -> bough.v1.FieldMapping
+	26, // 39: bough.v1.GraphNode.writes:type_name -> bough.v1.ChannelWrite
+	4,  // 40: bough.v1.GraphNode.join:type_name -> bough.v1.GraphJoin
+	29, // 41: bough.v1.ModelNode.tools:type_name -> bough.v1.ToolLink
+	40, // 42: bough.v1.ModelNode.settings:type_name -> bough.v1.ModelSettings
+	29, // 43: bough.v1.ToolsNode.tools:type_name -> bough.v1.ToolLink
+	41, // 44: bough.v1.AskNode.expires:type_name -> google.protobuf.Duration
+	24, // 45: bough.v1.GraphBranch.cases:type_name -> bough.v1.BranchCase
+	5,  // 46: bough.v1.GraphChannel.reducer:type_name -> bough.v1.ChannelReducer
+	41, // 47: bough.v1.ToolLink.timeout:type_name -> google.protobuf.Duration
+	6,  // 48: bough.v1.AgentLink.link_mode:type_name -> bough.v1.LinkMode
+	37, // 49: bough.v1.AgentLink.on_failure:type_name -> bough.v1.SubAgentFailurePolicy
+	32, // 50: bough.v1.AgentLink.history:type_name -> bough.v1.HistoryPolicy
+	31, // 51: bough.v1.AgentLink.input:type_name -> bough.v1.InputBuilder
+	36, // 52: bough.v1.AgentLink.limits:type_name -> bough.v1.Limits
+	42, // 53: bough.v1.HistoryPolicy.scope:type_name -> bough.v1.HistoryScope
+	33, // 54: bough.v1.HistoryPolicy.sliding_window:type_name -> bough.v1.SlidingWindow
+	34, // 55: bough.v1.HistoryPolicy.summarize:type_name -> bough.v1.Summarization
+	56, // [56:56] is the sub-list for method output_type
+	56, // [56:56] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_agent_proto_init() }
@@ -1964,6 +3325,7 @@ func file_bough_v1_agent_proto_init() {
 		(*AgentDefinition_Supervisor)(nil),
 		(*AgentDefinition_Swarm)(nil),
 		(*AgentDefinition_PlanExecute)(nil),
+		(*AgentDefinition_Graph)(nil),
 		(*AgentDefinition_Function)(nil),
 	}
 	file_bough_v1_agent_proto_msgTypes[2].OneofWrappers = []any{}
@@ -1974,24 +3336,41 @@ func file_bough_v1_agent_proto_init() {
 		(*LoopUntil_StatePath)(nil),
 	}
 	file_bough_v1_agent_proto_msgTypes[9].OneofWrappers = []any{}
-	file_bough_v1_agent_proto_msgTypes[11].OneofWrappers = []any{}
-	file_bough_v1_agent_proto_msgTypes[13].OneofWrappers = []any{
+	file_bough_v1_agent_proto_msgTypes[10].OneofWrappers = []any{}
+	file_bough_v1_agent_proto_msgTypes[11].OneofWrappers = []any{
+		(*GraphNode_Agent)(nil),
+		(*GraphNode_Tool)(nil),
+		(*GraphNode_Function)(nil),
+		(*GraphNode_Model)(nil),
+		(*GraphNode_Tools)(nil),
+		(*GraphNode_Ask)(nil),
+	}
+	file_bough_v1_agent_proto_msgTypes[16].OneofWrappers = []any{
+		(*GraphBranch_Path)(nil),
+		(*GraphBranch_Function)(nil),
+	}
+	file_bough_v1_agent_proto_msgTypes[20].OneofWrappers = []any{
+		(*FieldMapping_Path)(nil),
+		(*FieldMapping_ValueJson)(nil),
+	}
+	file_bough_v1_agent_proto_msgTypes[22].OneofWrappers = []any{}
+	file_bough_v1_agent_proto_msgTypes[24].OneofWrappers = []any{
 		(*InputBuilder_Template)(nil),
 		(*InputBuilder_Function)(nil),
 	}
-	file_bough_v1_agent_proto_msgTypes[14].OneofWrappers = []any{
+	file_bough_v1_agent_proto_msgTypes[25].OneofWrappers = []any{
 		(*HistoryPolicy_SlidingWindow)(nil),
 		(*HistoryPolicy_Summarize)(nil),
 	}
-	file_bough_v1_agent_proto_msgTypes[15].OneofWrappers = []any{}
-	file_bough_v1_agent_proto_msgTypes[16].OneofWrappers = []any{}
+	file_bough_v1_agent_proto_msgTypes[26].OneofWrappers = []any{}
+	file_bough_v1_agent_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_agent_proto_rawDesc), len(file_bough_v1_agent_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   17,
+			NumEnums:      7,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

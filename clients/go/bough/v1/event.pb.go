@@ -258,7 +258,7 @@ type AgentEvent struct {
 	TraceId string `protobuf:"bytes,15,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// W3C span id in hex; not set on deltas.
 	SpanId string `protobuf:"bytes,16,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
-	// What happened. The set is closed; fields 98 and 99 (control) and 120 to 139 (graph) are reserved for a later version. Number
+	// What happened. The set is closed; fields 98 and 99 (control) and 123 to 139 (graph) are reserved for a later version. Number
 	// ranges group events for people only: use the dotted names.
 	//
 	// Types that are valid to be assigned to Payload:
@@ -297,6 +297,9 @@ type AgentEvent struct {
 	//	*AgentEvent_CancelRequested
 	//	*AgentEvent_HistoryCompacted
 	//	*AgentEvent_LoopIterationStarted
+	//	*AgentEvent_NodeStarted
+	//	*AgentEvent_NodeCompleted
+	//	*AgentEvent_NodeFailed
 	//	*AgentEvent_PlanMade
 	//	*AgentEvent_PlanRevised
 	Payload       isAgentEvent_Payload `protobuf_oneof:"payload"`
@@ -759,6 +762,33 @@ func (x *AgentEvent) GetLoopIterationStarted() *LoopIterationStarted {
 	return nil
 }
 
+func (x *AgentEvent) GetNodeStarted() *NodeStarted {
+	if x != nil {
+		if x, ok := x.Payload.(*AgentEvent_NodeStarted); ok {
+			return x.NodeStarted
+		}
+	}
+	return nil
+}
+
+func (x *AgentEvent) GetNodeCompleted() *NodeCompleted {
+	if x != nil {
+		if x, ok := x.Payload.(*AgentEvent_NodeCompleted); ok {
+			return x.NodeCompleted
+		}
+	}
+	return nil
+}
+
+func (x *AgentEvent) GetNodeFailed() *NodeFailed {
+	if x != nil {
+		if x, ok := x.Payload.(*AgentEvent_NodeFailed); ok {
+			return x.NodeFailed
+		}
+	}
+	return nil
+}
+
 func (x *AgentEvent) GetPlanMade() *PlanMade {
 	if x != nil {
 		if x, ok := x.Payload.(*AgentEvent_PlanMade); ok {
@@ -952,6 +982,21 @@ type AgentEvent_LoopIterationStarted struct {
 	LoopIterationStarted *LoopIterationStarted `protobuf:"bytes,97,opt,name=loop_iteration_started,json=loopIterationStarted,proto3,oneof"`
 }
 
+type AgentEvent_NodeStarted struct {
+	// A visit of a graph's node started.
+	NodeStarted *NodeStarted `protobuf:"bytes,120,opt,name=node_started,json=nodeStarted,proto3,oneof"`
+}
+
+type AgentEvent_NodeCompleted struct {
+	// A visit of a graph's node ended with an output.
+	NodeCompleted *NodeCompleted `protobuf:"bytes,121,opt,name=node_completed,json=nodeCompleted,proto3,oneof"`
+}
+
+type AgentEvent_NodeFailed struct {
+	// A visit of a graph's node ended without an output: it failed or was cancelled.
+	NodeFailed *NodeFailed `protobuf:"bytes,122,opt,name=node_failed,json=nodeFailed,proto3,oneof"`
+}
+
 type AgentEvent_PlanMade struct {
 	// A plan_execute agent made its first plan.
 	PlanMade *PlanMade `protobuf:"bytes,140,opt,name=plan_made,json=planMade,proto3,oneof"`
@@ -1029,6 +1074,12 @@ func (*AgentEvent_CancelRequested) isAgentEvent_Payload() {}
 func (*AgentEvent_HistoryCompacted) isAgentEvent_Payload() {}
 
 func (*AgentEvent_LoopIterationStarted) isAgentEvent_Payload() {}
+
+func (*AgentEvent_NodeStarted) isAgentEvent_Payload() {}
+
+func (*AgentEvent_NodeCompleted) isAgentEvent_Payload() {}
+
+func (*AgentEvent_NodeFailed) isAgentEvent_Payload() {}
 
 func (*AgentEvent_PlanMade) isAgentEvent_Payload() {}
 
@@ -1165,7 +1216,9 @@ type RunVersions struct {
 	// Name of an agent in code to its declared version.
 	Agents map[string]string `protobuf:"bytes,4,rep,name=agents,proto3" json:"agents,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The hash of the price list.
-	Prices        string `protobuf:"bytes,5,opt,name=prices,proto3" json:"prices,omitempty"`
+	Prices string `protobuf:"bytes,5,opt,name=prices,proto3" json:"prices,omitempty"`
+	// Name of a function of graphs' nodes to its declared version.
+	Nodes         map[string]string `protobuf:"bytes,6,rep,name=nodes,proto3" json:"nodes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1233,6 +1286,13 @@ func (x *RunVersions) GetPrices() string {
 		return x.Prices
 	}
 	return ""
+}
+
+func (x *RunVersions) GetNodes() map[string]string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
 }
 
 // The run is accepted and durable.
@@ -1783,7 +1843,9 @@ type SubAgentStarted struct {
 	// The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it.
 	Iteration *int32 `protobuf:"varint,9,opt,name=iteration,proto3,oneof" json:"iteration,omitempty"`
 	// The mock that answers instead of the agent, by its number in ToolMocks.agents of the run; absent if the agent runs.
-	MockIndex     *int32 `protobuf:"varint,10,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	MockIndex *int32 `protobuf:"varint,10,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
+	// The node that dispatched it, of the graph that called it; empty if no node did.
+	Node          string `protobuf:"bytes,11,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1886,6 +1948,13 @@ func (x *SubAgentStarted) GetMockIndex() int32 {
 		return *x.MockIndex
 	}
 	return 0
+}
+
+func (x *SubAgentStarted) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 // A piece of a sub-agent's text. The sub-agent's answer, if it is text, is the concatenation of the pieces of the last attempt of
@@ -3880,6 +3949,388 @@ func (x *HistoryCompacted) GetRunMessageCount() int32 {
 	return 0
 }
 
+// A visit of a graph's node started. The events of a visit have one key, and belong to no step.
+type NodeStarted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the node in its graph.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The number of the superstep, from 0; absent in a DAG.
+	Superstep *int32 `protobuf:"varint,2,opt,name=superstep,proto3,oneof" json:"superstep,omitempty"`
+	// The number of the visit among those of this node in this invocation of the graph, from 0.
+	Visit int32 `protobuf:"varint,3,opt,name=visit,proto3" json:"visit,omitempty"`
+	// The number of the item that the event is about, from 0; absent if it is about the whole visit.
+	Item *int32 `protobuf:"varint,4,opt,name=item,proto3,oneof" json:"item,omitempty"`
+	// How many items the visit has; absent if the node does not run once for each item.
+	ItemCount *int32 `protobuf:"varint,5,opt,name=item_count,json=itemCount,proto3,oneof" json:"item_count,omitempty"`
+	// The nodes whose values made it run, or START, in the order in which values are merged. Empty for an item.
+	TriggeredBy []string `protobuf:"bytes,6,rep,name=triggered_by,json=triggeredBy,proto3" json:"triggered_by,omitempty"`
+	// The input, as JSON text. Over 64 KiB its middle is left out, and the text is no JSON then.
+	InputJson string `protobuf:"bytes,7,opt,name=input_json,json=inputJson,proto3" json:"input_json,omitempty"`
+	// Whether the input was cut to fit.
+	InputTruncated bool `protobuf:"varint,8,opt,name=input_truncated,json=inputTruncated,proto3" json:"input_truncated,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *NodeStarted) Reset() {
+	*x = NodeStarted{}
+	mi := &file_bough_v1_event_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeStarted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeStarted) ProtoMessage() {}
+
+func (x *NodeStarted) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_event_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeStarted.ProtoReflect.Descriptor instead.
+func (*NodeStarted) Descriptor() ([]byte, []int) {
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *NodeStarted) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeStarted) GetSuperstep() int32 {
+	if x != nil && x.Superstep != nil {
+		return *x.Superstep
+	}
+	return 0
+}
+
+func (x *NodeStarted) GetVisit() int32 {
+	if x != nil {
+		return x.Visit
+	}
+	return 0
+}
+
+func (x *NodeStarted) GetItem() int32 {
+	if x != nil && x.Item != nil {
+		return *x.Item
+	}
+	return 0
+}
+
+func (x *NodeStarted) GetItemCount() int32 {
+	if x != nil && x.ItemCount != nil {
+		return *x.ItemCount
+	}
+	return 0
+}
+
+func (x *NodeStarted) GetTriggeredBy() []string {
+	if x != nil {
+		return x.TriggeredBy
+	}
+	return nil
+}
+
+func (x *NodeStarted) GetInputJson() string {
+	if x != nil {
+		return x.InputJson
+	}
+	return ""
+}
+
+func (x *NodeStarted) GetInputTruncated() bool {
+	if x != nil {
+		return x.InputTruncated
+	}
+	return false
+}
+
+// A value that a visit wrote to a channel.
+type ChannelUpdate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the channel in its graph.
+	Channel string `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	// What was written, as JSON text; the channel's reducer says what it does.
+	ValueJson     string `protobuf:"bytes,2,opt,name=value_json,json=valueJson,proto3" json:"value_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelUpdate) Reset() {
+	*x = ChannelUpdate{}
+	mi := &file_bough_v1_event_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelUpdate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelUpdate) ProtoMessage() {}
+
+func (x *ChannelUpdate) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_event_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelUpdate.ProtoReflect.Descriptor instead.
+func (*ChannelUpdate) Descriptor() ([]byte, []int) {
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ChannelUpdate) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *ChannelUpdate) GetValueJson() string {
+	if x != nil {
+		return x.ValueJson
+	}
+	return ""
+}
+
+// A visit of a graph's node ended with an output.
+type NodeCompleted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the node in its graph.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The number of the superstep, from 0; absent in a DAG.
+	Superstep *int32 `protobuf:"varint,2,opt,name=superstep,proto3,oneof" json:"superstep,omitempty"`
+	// The number of the visit, as in its node_started.
+	Visit int32 `protobuf:"varint,3,opt,name=visit,proto3" json:"visit,omitempty"`
+	// The number of the item that the event is about, from 0; absent if it is about the whole visit.
+	Item *int32 `protobuf:"varint,4,opt,name=item,proto3,oneof" json:"item,omitempty"`
+	// The output, as JSON text of at most 512 KiB.
+	OutputJson string `protobuf:"bytes,5,opt,name=output_json,json=outputJson,proto3" json:"output_json,omitempty"`
+	// What it wrote to channels, in order. Empty for an item.
+	Updates []*ChannelUpdate `protobuf:"bytes,6,rep,name=updates,proto3" json:"updates,omitempty"`
+	// The nodes that the output goes to, or END, sorted by name. Empty for an item.
+	Targets []string `protobuf:"bytes,7,rep,name=targets,proto3" json:"targets,omitempty"`
+	// From the start to the end, time in which the run waited for input included.
+	Duration      *durationpb.Duration `protobuf:"bytes,8,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeCompleted) Reset() {
+	*x = NodeCompleted{}
+	mi := &file_bough_v1_event_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeCompleted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeCompleted) ProtoMessage() {}
+
+func (x *NodeCompleted) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_event_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeCompleted.ProtoReflect.Descriptor instead.
+func (*NodeCompleted) Descriptor() ([]byte, []int) {
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *NodeCompleted) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeCompleted) GetSuperstep() int32 {
+	if x != nil && x.Superstep != nil {
+		return *x.Superstep
+	}
+	return 0
+}
+
+func (x *NodeCompleted) GetVisit() int32 {
+	if x != nil {
+		return x.Visit
+	}
+	return 0
+}
+
+func (x *NodeCompleted) GetItem() int32 {
+	if x != nil && x.Item != nil {
+		return *x.Item
+	}
+	return 0
+}
+
+func (x *NodeCompleted) GetOutputJson() string {
+	if x != nil {
+		return x.OutputJson
+	}
+	return ""
+}
+
+func (x *NodeCompleted) GetUpdates() []*ChannelUpdate {
+	if x != nil {
+		return x.Updates
+	}
+	return nil
+}
+
+func (x *NodeCompleted) GetTargets() []string {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *NodeCompleted) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+// A visit of a graph's node ended without an output.
+type NodeFailed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the node in its graph.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The number of the superstep, from 0; absent in a DAG.
+	Superstep *int32 `protobuf:"varint,2,opt,name=superstep,proto3,oneof" json:"superstep,omitempty"`
+	// The number of the visit, as in its node_started.
+	Visit int32 `protobuf:"varint,3,opt,name=visit,proto3" json:"visit,omitempty"`
+	// The number of the item that the event is about, from 0; absent if it is about the whole visit.
+	Item *int32 `protobuf:"varint,4,opt,name=item,proto3,oneof" json:"item,omitempty"`
+	// Why it failed, with the reason CANCELLED if it was cancelled.
+	Error *AgentError `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	// The node that handles the failure: it gets the error as its input. Empty if the failure is not handled.
+	ErrorTarget string `protobuf:"bytes,6,opt,name=error_target,json=errorTarget,proto3" json:"error_target,omitempty"`
+	// What its handler `before` wrote to channels, in order; only if the failure is handled.
+	Updates []*ChannelUpdate `protobuf:"bytes,7,rep,name=updates,proto3" json:"updates,omitempty"`
+	// From the start to the end, time in which the run waited for input included.
+	Duration      *durationpb.Duration `protobuf:"bytes,8,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeFailed) Reset() {
+	*x = NodeFailed{}
+	mi := &file_bough_v1_event_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeFailed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeFailed) ProtoMessage() {}
+
+func (x *NodeFailed) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_event_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeFailed.ProtoReflect.Descriptor instead.
+func (*NodeFailed) Descriptor() ([]byte, []int) {
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *NodeFailed) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeFailed) GetSuperstep() int32 {
+	if x != nil && x.Superstep != nil {
+		return *x.Superstep
+	}
+	return 0
+}
+
+func (x *NodeFailed) GetVisit() int32 {
+	if x != nil {
+		return x.Visit
+	}
+	return 0
+}
+
+func (x *NodeFailed) GetItem() int32 {
+	if x != nil && x.Item != nil {
+		return *x.Item
+	}
+	return 0
+}
+
+func (x *NodeFailed) GetError() *AgentError {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *NodeFailed) GetErrorTarget() string {
+	if x != nil {
+		return x.ErrorTarget
+	}
+	return ""
+}
+
+func (x *NodeFailed) GetUpdates() []*ChannelUpdate {
+	if x != nil {
+		return x.Updates
+	}
+	return nil
+}
+
+func (x *NodeFailed) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
 // One thing to do.
 type PlanItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3891,7 +4342,7 @@ type PlanItem struct {
 
 func (x *PlanItem) Reset() {
 	*x = PlanItem{}
-	mi := &file_bough_v1_event_proto_msgTypes[38]
+	mi := &file_bough_v1_event_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3903,7 +4354,7 @@ func (x *PlanItem) String() string {
 func (*PlanItem) ProtoMessage() {}
 
 func (x *PlanItem) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[38]
+	mi := &file_bough_v1_event_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3916,7 +4367,7 @@ func (x *PlanItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanItem.ProtoReflect.Descriptor instead.
 func (*PlanItem) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{38}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PlanItem) GetText() string {
@@ -3937,7 +4388,7 @@ type PlanMade struct {
 
 func (x *PlanMade) Reset() {
 	*x = PlanMade{}
-	mi := &file_bough_v1_event_proto_msgTypes[39]
+	mi := &file_bough_v1_event_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4400,7 @@ func (x *PlanMade) String() string {
 func (*PlanMade) ProtoMessage() {}
 
 func (x *PlanMade) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[39]
+	mi := &file_bough_v1_event_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4413,7 @@ func (x *PlanMade) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanMade.ProtoReflect.Descriptor instead.
 func (*PlanMade) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{39}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlanMade) GetItems() []*PlanItem {
@@ -3983,7 +4434,7 @@ type PlanRevised struct {
 
 func (x *PlanRevised) Reset() {
 	*x = PlanRevised{}
-	mi := &file_bough_v1_event_proto_msgTypes[40]
+	mi := &file_bough_v1_event_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4446,7 @@ func (x *PlanRevised) String() string {
 func (*PlanRevised) ProtoMessage() {}
 
 func (x *PlanRevised) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[40]
+	mi := &file_bough_v1_event_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4459,7 @@ func (x *PlanRevised) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRevised.ProtoReflect.Descriptor instead.
 func (*PlanRevised) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{40}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PlanRevised) GetItems() []*PlanItem {
@@ -4022,7 +4473,7 @@ var File_bough_v1_event_proto protoreflect.FileDescriptor
 
 const file_bough_v1_event_proto_rawDesc = "" +
 	"\n" +
-	"\x14bough/v1/event.proto\x12\bbough.v1\x1a\x15bough/v1/action.proto\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x1dbough/v1/evaluation_ref.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\x1a\x16bough/v1/session.proto\x1a\x13bough/v1/step.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x1f\n" +
+	"\x14bough/v1/event.proto\x12\bbough.v1\x1a\x15bough/v1/action.proto\x1a\x14bough/v1/error.proto\x1a\x17bough/v1/eval_set.proto\x1a\x1dbough/v1/evaluation_ref.proto\x1a\x18bough/v1/execution.proto\x1a\x13bough/v1/fork.proto\x1a\x14bough/v1/input.proto\x1a\x16bough/v1/message.proto\x1a\x14bough/v1/model.proto\x1a\x16bough/v1/options.proto\x1a\x15bough/v1/policy.proto\x1a\x16bough/v1/session.proto\x1a\x13bough/v1/step.proto\x1a\x14bough/v1/usage.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xeb!\n" +
 	"\n" +
 	"AgentEvent\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1a\n" +
@@ -4123,7 +4574,14 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x11history_compacted\x18` \x01(\v2\x1a.bough.v1.HistoryCompactedB'\x9a\xa0\xe6\xf4\x02!\n" +
 	"\x1fagent.control.history_compactedH\x00R\x10historyCompacted\x12\x84\x01\n" +
 	"\x16loop_iteration_started\x18a \x01(\v2\x1e.bough.v1.LoopIterationStartedB,\x9a\xa0\xe6\xf4\x02&\n" +
-	"$agent.control.loop_iteration_startedH\x00R\x14loopIterationStarted\x12K\n" +
+	"$agent.control.loop_iteration_startedH\x00R\x14loopIterationStarted\x12\\\n" +
+	"\fnode_started\x18x \x01(\v2\x15.bough.v1.NodeStartedB \x9a\xa0\xe6\xf4\x02\x1a\n" +
+	"\x18agent.graph.node_startedH\x00R\vnodeStarted\x12d\n" +
+	"\x0enode_completed\x18y \x01(\v2\x17.bough.v1.NodeCompletedB\"\x9a\xa0\xe6\xf4\x02\x1c\n" +
+	"\x1aagent.graph.node_completedH\x00R\rnodeCompleted\x12X\n" +
+	"\vnode_failed\x18z \x01(\v2\x14.bough.v1.NodeFailedB\x1f\x9a\xa0\xe6\xf4\x02\x19\n" +
+	"\x17agent.graph.node_failedH\x00R\n" +
+	"nodeFailed\x12K\n" +
 	"\tplan_made\x18\x8c\x01 \x01(\v2\x12.bough.v1.PlanMadeB\x17\x9a\xa0\xe6\xf4\x02\x11\n" +
 	"\x0fagent.plan.madeH\x00R\bplanMade\x12W\n" +
 	"\fplan_revised\x18\x8d\x01 \x01(\v2\x15.bough.v1.PlanRevisedB\x1a\x9a\xa0\xe6\xf4\x02\x14\n" +
@@ -4135,13 +4593,14 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\aToolRef\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x1a\n" +
-	"\brevision\x18\x03 \x01(\tR\brevision\"\x9b\x03\n" +
+	"\brevision\x18\x03 \x01(\tR\brevision\"\x8d\x04\n" +
 	"\vRunVersions\x12\x16\n" +
 	"\x06replay\x18\x01 \x01(\x05R\x06replay\x126\n" +
 	"\x05tools\x18\x02 \x03(\v2 .bough.v1.RunVersions.ToolsEntryR\x05tools\x129\n" +
 	"\x06models\x18\x03 \x03(\v2!.bough.v1.RunVersions.ModelsEntryR\x06models\x129\n" +
 	"\x06agents\x18\x04 \x03(\v2!.bough.v1.RunVersions.AgentsEntryR\x06agents\x12\x16\n" +
-	"\x06prices\x18\x05 \x01(\tR\x06prices\x1a8\n" +
+	"\x06prices\x18\x05 \x01(\tR\x06prices\x126\n" +
+	"\x05nodes\x18\x06 \x03(\v2 .bough.v1.RunVersions.NodesEntryR\x05nodes\x1a8\n" +
 	"\n" +
 	"ToolsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4150,6 +4609,10 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vAgentsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\a\n" +
 	"\n" +
@@ -4213,7 +4676,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\astep_id\x18\x06 \x01(\tR\x06stepId\x122\n" +
 	"\n" +
 	"end_reason\x18\a \x01(\x0e2\x13.bough.v1.EndReasonR\tendReason\x12;\n" +
-	"\rcancel_reason\x18\t \x01(\x0e2\x16.bough.v1.CancelReasonR\fcancelReason\"\x9e\x03\n" +
+	"\rcancel_reason\x18\t \x01(\x0e2\x16.bough.v1.CancelReasonR\fcancelReason\"\xb2\x03\n" +
 	"\x0fSubAgentStarted\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.bough.v1.AgentKindR\x04kind\x125\n" +
 	"\atrigger\x18\x02 \x01(\x0e2\x1b.bough.v1.InvocationTriggerR\atrigger\x12\x17\n" +
@@ -4226,7 +4689,8 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\titeration\x18\t \x01(\x05H\x00R\titeration\x88\x01\x01\x12\"\n" +
 	"\n" +
 	"mock_index\x18\n" +
-	" \x01(\x05H\x01R\tmockIndex\x88\x01\x01B\f\n" +
+	" \x01(\x05H\x01R\tmockIndex\x88\x01\x01\x12\x12\n" +
+	"\x04node\x18\v \x01(\tR\x04nodeB\f\n" +
 	"\n" +
 	"_iterationB\r\n" +
 	"\v_mock_index\"%\n" +
@@ -4394,7 +4858,52 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\rstate_changes\x18\x01 \x03(\v2\x1c.bough.v1.SessionStateChangeR\fstateChanges\"k\n" +
 	"\x10HistoryCompacted\x12+\n" +
 	"\asummary\x18\x01 \x01(\v2\x11.bough.v1.MessageR\asummary\x12*\n" +
-	"\x11run_message_count\x18\x02 \x01(\x05R\x0frunMessageCount\"\x1e\n" +
+	"\x11run_message_count\x18\x02 \x01(\x05R\x0frunMessageCount\"\xa8\x02\n" +
+	"\vNodeStarted\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12!\n" +
+	"\tsuperstep\x18\x02 \x01(\x05H\x00R\tsuperstep\x88\x01\x01\x12\x14\n" +
+	"\x05visit\x18\x03 \x01(\x05R\x05visit\x12\x17\n" +
+	"\x04item\x18\x04 \x01(\x05H\x01R\x04item\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"item_count\x18\x05 \x01(\x05H\x02R\titemCount\x88\x01\x01\x12!\n" +
+	"\ftriggered_by\x18\x06 \x03(\tR\vtriggeredBy\x12\x1d\n" +
+	"\n" +
+	"input_json\x18\a \x01(\tR\tinputJson\x12'\n" +
+	"\x0finput_truncated\x18\b \x01(\bR\x0einputTruncatedB\f\n" +
+	"\n" +
+	"_superstepB\a\n" +
+	"\x05_itemB\r\n" +
+	"\v_item_count\"H\n" +
+	"\rChannelUpdate\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\tR\achannel\x12\x1d\n" +
+	"\n" +
+	"value_json\x18\x02 \x01(\tR\tvalueJson\"\xb1\x02\n" +
+	"\rNodeCompleted\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12!\n" +
+	"\tsuperstep\x18\x02 \x01(\x05H\x00R\tsuperstep\x88\x01\x01\x12\x14\n" +
+	"\x05visit\x18\x03 \x01(\x05R\x05visit\x12\x17\n" +
+	"\x04item\x18\x04 \x01(\x05H\x01R\x04item\x88\x01\x01\x12\x1f\n" +
+	"\voutput_json\x18\x05 \x01(\tR\n" +
+	"outputJson\x121\n" +
+	"\aupdates\x18\x06 \x03(\v2\x17.bough.v1.ChannelUpdateR\aupdates\x12\x18\n" +
+	"\atargets\x18\a \x03(\tR\atargets\x125\n" +
+	"\bduration\x18\b \x01(\v2\x19.google.protobuf.DurationR\bdurationB\f\n" +
+	"\n" +
+	"_superstepB\a\n" +
+	"\x05_item\"\xc2\x02\n" +
+	"\n" +
+	"NodeFailed\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12!\n" +
+	"\tsuperstep\x18\x02 \x01(\x05H\x00R\tsuperstep\x88\x01\x01\x12\x14\n" +
+	"\x05visit\x18\x03 \x01(\x05R\x05visit\x12\x17\n" +
+	"\x04item\x18\x04 \x01(\x05H\x01R\x04item\x88\x01\x01\x12*\n" +
+	"\x05error\x18\x05 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12!\n" +
+	"\ferror_target\x18\x06 \x01(\tR\verrorTarget\x121\n" +
+	"\aupdates\x18\a \x03(\v2\x17.bough.v1.ChannelUpdateR\aupdates\x125\n" +
+	"\bduration\x18\b \x01(\v2\x19.google.protobuf.DurationR\bdurationB\f\n" +
+	"\n" +
+	"_superstepB\a\n" +
+	"\x05_item\"\x1e\n" +
 	"\bPlanItem\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\"4\n" +
 	"\bPlanMade\x12(\n" +
@@ -4437,7 +4946,7 @@ func file_bough_v1_event_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_bough_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_bough_v1_event_proto_goTypes = []any{
 	(ResumeCause)(0),              // 0: bough.v1.ResumeCause
 	(RetryReason)(0),              // 1: bough.v1.RetryReason
@@ -4480,40 +4989,45 @@ var file_bough_v1_event_proto_goTypes = []any{
 	(*AgentTransferred)(nil),      // 38: bough.v1.AgentTransferred
 	(*SessionStateChanged)(nil),   // 39: bough.v1.SessionStateChanged
 	(*HistoryCompacted)(nil),      // 40: bough.v1.HistoryCompacted
-	(*PlanItem)(nil),              // 41: bough.v1.PlanItem
-	(*PlanMade)(nil),              // 42: bough.v1.PlanMade
-	(*PlanRevised)(nil),           // 43: bough.v1.PlanRevised
-	nil,                           // 44: bough.v1.RunVersions.ToolsEntry
-	nil,                           // 45: bough.v1.RunVersions.ModelsEntry
-	nil,                           // 46: bough.v1.RunVersions.AgentsEntry
-	nil,                           // 47: bough.v1.RunStarted.LabelsEntry
-	nil,                           // 48: bough.v1.RunForked.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
-	(AgentKind)(0),                // 50: bough.v1.AgentKind
-	(*Message)(nil),               // 51: bough.v1.Message
-	(*RunPolicy)(nil),             // 52: bough.v1.RunPolicy
-	(*ToolMocks)(nil),             // 53: bough.v1.ToolMocks
-	(*EvaluationRef)(nil),         // 54: bough.v1.EvaluationRef
-	(*Usage)(nil),                 // 55: bough.v1.Usage
-	(*durationpb.Duration)(nil),   // 56: google.protobuf.Duration
-	(EndReason)(0),                // 57: bough.v1.EndReason
-	(*AgentAction)(nil),           // 58: bough.v1.AgentAction
-	(*AgentError)(nil),            // 59: bough.v1.AgentError
-	(CancelReason)(0),             // 60: bough.v1.CancelReason
-	(InvocationTrigger)(0),        // 61: bough.v1.InvocationTrigger
-	(*ModelSettings)(nil),         // 62: bough.v1.ModelSettings
-	(*LlmResponse)(nil),           // 63: bough.v1.LlmResponse
-	(*ToolCall)(nil),              // 64: bough.v1.ToolCall
-	(*ToolResult)(nil),            // 65: bough.v1.ToolResult
-	(*SessionStateChange)(nil),    // 66: bough.v1.SessionStateChange
-	(*AgentStep)(nil),             // 67: bough.v1.AgentStep
-	(*ForkOrigin)(nil),            // 68: bough.v1.ForkOrigin
-	(*ForkChanges)(nil),           // 69: bough.v1.ForkChanges
-	(*InputRequest)(nil),          // 70: bough.v1.InputRequest
-	(*InputAnswer)(nil),           // 71: bough.v1.InputAnswer
+	(*NodeStarted)(nil),           // 41: bough.v1.NodeStarted
+	(*ChannelUpdate)(nil),         // 42: bough.v1.ChannelUpdate
+	(*NodeCompleted)(nil),         // 43: bough.v1.NodeCompleted
+	(*NodeFailed)(nil),            // 44: bough.v1.NodeFailed
+	(*PlanItem)(nil),              // 45: bough.v1.PlanItem
+	(*PlanMade)(nil),              // 46: bough.v1.PlanMade
+	(*PlanRevised)(nil),           // 47: bough.v1.PlanRevised
+	nil,                           // 48: bough.v1.RunVersions.ToolsEntry
+	nil,                           // 49: bough.v1.RunVersions.ModelsEntry
+	nil,                           // 50: bough.v1.RunVersions.AgentsEntry
+	nil,                           // 51: bough.v1.RunVersions.NodesEntry
+	nil,                           // 52: bough.v1.RunStarted.LabelsEntry
+	nil,                           // 53: bough.v1.RunForked.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
+	(AgentKind)(0),                // 55: bough.v1.AgentKind
+	(*Message)(nil),               // 56: bough.v1.Message
+	(*RunPolicy)(nil),             // 57: bough.v1.RunPolicy
+	(*ToolMocks)(nil),             // 58: bough.v1.ToolMocks
+	(*EvaluationRef)(nil),         // 59: bough.v1.EvaluationRef
+	(*Usage)(nil),                 // 60: bough.v1.Usage
+	(*durationpb.Duration)(nil),   // 61: google.protobuf.Duration
+	(EndReason)(0),                // 62: bough.v1.EndReason
+	(*AgentAction)(nil),           // 63: bough.v1.AgentAction
+	(*AgentError)(nil),            // 64: bough.v1.AgentError
+	(CancelReason)(0),             // 65: bough.v1.CancelReason
+	(InvocationTrigger)(0),        // 66: bough.v1.InvocationTrigger
+	(*ModelSettings)(nil),         // 67: bough.v1.ModelSettings
+	(*LlmResponse)(nil),           // 68: bough.v1.LlmResponse
+	(*ToolCall)(nil),              // 69: bough.v1.ToolCall
+	(*ToolResult)(nil),            // 70: bough.v1.ToolResult
+	(*SessionStateChange)(nil),    // 71: bough.v1.SessionStateChange
+	(*AgentStep)(nil),             // 72: bough.v1.AgentStep
+	(*ForkOrigin)(nil),            // 73: bough.v1.ForkOrigin
+	(*ForkChanges)(nil),           // 74: bough.v1.ForkChanges
+	(*InputRequest)(nil),          // 75: bough.v1.InputRequest
+	(*InputAnswer)(nil),           // 76: bough.v1.InputAnswer
 }
 var file_bough_v1_event_proto_depIdxs = []int32{
-	49,  // 0: bough.v1.AgentEvent.record_time:type_name -> google.protobuf.Timestamp
+	54,  // 0: bough.v1.AgentEvent.record_time:type_name -> google.protobuf.Timestamp
 	7,   // 1: bough.v1.AgentEvent.run_started:type_name -> bough.v1.RunStarted
 	29,  // 2: bough.v1.AgentEvent.run_queued:type_name -> bough.v1.RunQueued
 	30,  // 3: bough.v1.AgentEvent.run_dequeued:type_name -> bough.v1.RunDequeued
@@ -4548,95 +5062,104 @@ var file_bough_v1_event_proto_depIdxs = []int32{
 	36,  // 32: bough.v1.AgentEvent.cancel_requested:type_name -> bough.v1.CancelRequested
 	40,  // 33: bough.v1.AgentEvent.history_compacted:type_name -> bough.v1.HistoryCompacted
 	37,  // 34: bough.v1.AgentEvent.loop_iteration_started:type_name -> bough.v1.LoopIterationStarted
-	42,  // 35: bough.v1.AgentEvent.plan_made:type_name -> bough.v1.PlanMade
-	43,  // 36: bough.v1.AgentEvent.plan_revised:type_name -> bough.v1.PlanRevised
-	44,  // 37: bough.v1.RunVersions.tools:type_name -> bough.v1.RunVersions.ToolsEntry
-	45,  // 38: bough.v1.RunVersions.models:type_name -> bough.v1.RunVersions.ModelsEntry
-	46,  // 39: bough.v1.RunVersions.agents:type_name -> bough.v1.RunVersions.AgentsEntry
-	50,  // 40: bough.v1.RunStarted.kind:type_name -> bough.v1.AgentKind
-	51,  // 41: bough.v1.RunStarted.input:type_name -> bough.v1.Message
-	52,  // 42: bough.v1.RunStarted.policy:type_name -> bough.v1.RunPolicy
-	49,  // 43: bough.v1.RunStarted.deadline_time:type_name -> google.protobuf.Timestamp
-	47,  // 44: bough.v1.RunStarted.labels:type_name -> bough.v1.RunStarted.LabelsEntry
-	4,   // 45: bough.v1.RunStarted.definition_refs:type_name -> bough.v1.DefinitionRef
-	6,   // 46: bough.v1.RunStarted.versions:type_name -> bough.v1.RunVersions
-	53,  // 47: bough.v1.RunStarted.mocks:type_name -> bough.v1.ToolMocks
-	54,  // 48: bough.v1.RunStarted.evaluation:type_name -> bough.v1.EvaluationRef
-	5,   // 49: bough.v1.RunStarted.tool_refs:type_name -> bough.v1.ToolRef
-	51,  // 50: bough.v1.RunCompleted.final_answer:type_name -> bough.v1.Message
-	55,  // 51: bough.v1.RunCompleted.usage:type_name -> bough.v1.Usage
-	55,  // 52: bough.v1.RunCompleted.tree_usage:type_name -> bough.v1.Usage
-	56,  // 53: bough.v1.RunCompleted.duration:type_name -> google.protobuf.Duration
-	57,  // 54: bough.v1.RunCompleted.end_reason:type_name -> bough.v1.EndReason
-	58,  // 55: bough.v1.RunCompleted.action:type_name -> bough.v1.AgentAction
-	59,  // 56: bough.v1.RunFailed.error:type_name -> bough.v1.AgentError
-	55,  // 57: bough.v1.RunFailed.usage:type_name -> bough.v1.Usage
-	55,  // 58: bough.v1.RunFailed.tree_usage:type_name -> bough.v1.Usage
-	56,  // 59: bough.v1.RunFailed.duration:type_name -> google.protobuf.Duration
-	57,  // 60: bough.v1.RunFailed.end_reason:type_name -> bough.v1.EndReason
-	59,  // 61: bough.v1.RunCancelled.error:type_name -> bough.v1.AgentError
-	55,  // 62: bough.v1.RunCancelled.usage:type_name -> bough.v1.Usage
-	55,  // 63: bough.v1.RunCancelled.tree_usage:type_name -> bough.v1.Usage
-	56,  // 64: bough.v1.RunCancelled.duration:type_name -> google.protobuf.Duration
-	57,  // 65: bough.v1.RunCancelled.end_reason:type_name -> bough.v1.EndReason
-	60,  // 66: bough.v1.RunCancelled.cancel_reason:type_name -> bough.v1.CancelReason
-	50,  // 67: bough.v1.SubAgentStarted.kind:type_name -> bough.v1.AgentKind
-	61,  // 68: bough.v1.SubAgentStarted.trigger:type_name -> bough.v1.InvocationTrigger
-	51,  // 69: bough.v1.SubAgentStarted.input:type_name -> bough.v1.Message
-	51,  // 70: bough.v1.SubAgentCompleted.output:type_name -> bough.v1.Message
-	55,  // 71: bough.v1.SubAgentCompleted.usage:type_name -> bough.v1.Usage
-	55,  // 72: bough.v1.SubAgentCompleted.tree_usage:type_name -> bough.v1.Usage
-	56,  // 73: bough.v1.SubAgentCompleted.duration:type_name -> google.protobuf.Duration
-	57,  // 74: bough.v1.SubAgentCompleted.end_reason:type_name -> bough.v1.EndReason
-	58,  // 75: bough.v1.SubAgentCompleted.action:type_name -> bough.v1.AgentAction
-	59,  // 76: bough.v1.SubAgentFailed.error:type_name -> bough.v1.AgentError
-	55,  // 77: bough.v1.SubAgentFailed.usage:type_name -> bough.v1.Usage
-	55,  // 78: bough.v1.SubAgentFailed.tree_usage:type_name -> bough.v1.Usage
-	56,  // 79: bough.v1.SubAgentFailed.duration:type_name -> google.protobuf.Duration
-	57,  // 80: bough.v1.SubAgentFailed.end_reason:type_name -> bough.v1.EndReason
-	60,  // 81: bough.v1.SubAgentFailed.cancel_reason:type_name -> bough.v1.CancelReason
-	62,  // 82: bough.v1.LlmStarted.settings:type_name -> bough.v1.ModelSettings
-	1,   // 83: bough.v1.LlmRetrying.reason:type_name -> bough.v1.RetryReason
-	59,  // 84: bough.v1.LlmRetrying.error:type_name -> bough.v1.AgentError
-	56,  // 85: bough.v1.LlmRetrying.delay:type_name -> google.protobuf.Duration
-	55,  // 86: bough.v1.LlmRetrying.lost_usage:type_name -> bough.v1.Usage
-	63,  // 87: bough.v1.LlmCompleted.response:type_name -> bough.v1.LlmResponse
-	59,  // 88: bough.v1.LlmFailed.error:type_name -> bough.v1.AgentError
-	55,  // 89: bough.v1.LlmFailed.lost_usage:type_name -> bough.v1.Usage
-	64,  // 90: bough.v1.ToolStarted.call:type_name -> bough.v1.ToolCall
-	65,  // 91: bough.v1.ToolCompleted.result:type_name -> bough.v1.ToolResult
-	58,  // 92: bough.v1.ToolCompleted.action:type_name -> bough.v1.AgentAction
-	66,  // 93: bough.v1.ToolCompleted.state_changes:type_name -> bough.v1.SessionStateChange
-	65,  // 94: bough.v1.ToolFailed.result:type_name -> bough.v1.ToolResult
-	67,  // 95: bough.v1.StepCompleted.step:type_name -> bough.v1.AgentStep
-	67,  // 96: bough.v1.StepFailed.step:type_name -> bough.v1.AgentStep
-	59,  // 97: bough.v1.StepFailed.error:type_name -> bough.v1.AgentError
-	2,   // 98: bough.v1.ValueRecorded.kind:type_name -> bough.v1.ValueKind
-	59,  // 99: bough.v1.ValueRecorded.error:type_name -> bough.v1.AgentError
-	0,   // 100: bough.v1.RunResumed.cause:type_name -> bough.v1.ResumeCause
-	49,  // 101: bough.v1.RunResumed.deadline_time:type_name -> google.protobuf.Timestamp
-	68,  // 102: bough.v1.RunForked.origin:type_name -> bough.v1.ForkOrigin
-	69,  // 103: bough.v1.RunForked.changes:type_name -> bough.v1.ForkChanges
-	49,  // 104: bough.v1.RunForked.deadline_time:type_name -> google.protobuf.Timestamp
-	48,  // 105: bough.v1.RunForked.labels:type_name -> bough.v1.RunForked.LabelsEntry
-	4,   // 106: bough.v1.RunForked.definition_refs:type_name -> bough.v1.DefinitionRef
-	52,  // 107: bough.v1.RunForked.policy:type_name -> bough.v1.RunPolicy
-	53,  // 108: bough.v1.RunForked.mocks:type_name -> bough.v1.ToolMocks
-	54,  // 109: bough.v1.RunForked.evaluation:type_name -> bough.v1.EvaluationRef
-	70,  // 110: bough.v1.RunInterrupted.requests:type_name -> bough.v1.InputRequest
-	49,  // 111: bough.v1.RunInterrupted.request_times:type_name -> google.protobuf.Timestamp
-	70,  // 112: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
-	71,  // 113: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
-	60,  // 114: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
-	66,  // 115: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
-	51,  // 116: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
-	41,  // 117: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
-	41,  // 118: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
-	119, // [119:119] is the sub-list for method output_type
-	119, // [119:119] is the sub-list for method input_type
-	119, // [119:119] is the sub-list for extension type_name
-	119, // [119:119] is the sub-list for extension extendee
-	0,   // [0:119] is the sub-list for field type_name
+	41,  // 35: bough.v1.AgentEvent.node_started:type_name -> bough.v1.NodeStarted
+	43,  // 36: bough.v1.AgentEvent.node_completed:type_name -> bough.v1.NodeCompleted
+	44,  // 37: bough.v1.AgentEvent.node_failed:type_name -> bough.v1.NodeFailed
+	46,  // 38: bough.v1.AgentEvent.plan_made:type_name -> bough.v1.PlanMade
+	47,  // 39: bough.v1.AgentEvent.plan_revised:type_name -> bough.v1.PlanRevised
+	48,  // 40: bough.v1.RunVersions.tools:type_name -> bough.v1.RunVersions.ToolsEntry
+	49,  // 41: bough.v1.RunVersions.models:type_name -> bough.v1.RunVersions.ModelsEntry
+	50,  // 42: bough.v1.RunVersions.agents:type_name -> bough.v1.RunVersions.AgentsEntry
+	51,  // 43: bough.v1.RunVersions.nodes:type_name -> bough.v1.RunVersions.NodesEntry
+	55,  // 44: bough.v1.RunStarted.kind:type_name -> bough.v1.AgentKind
+	56,  // 45: bough.v1.RunStarted.input:type_name -> bough.v1.Message
+	57,  // 46: bough.v1.RunStarted.policy:type_name -> bough.v1.RunPolicy
+	54,  // 47: bough.v1.RunStarted.deadline_time:type_name -> google.protobuf.Timestamp
+	52,  // 48: bough.v1.RunStarted.labels:type_name -> bough.v1.RunStarted.LabelsEntry
+	4,   // 49: bough.v1.RunStarted.definition_refs:type_name -> bough.v1.DefinitionRef
+	6,   // 50: bough.v1.RunStarted.versions:type_name -> bough.v1.RunVersions
+	58,  // 51: bough.v1.RunStarted.mocks:type_name -> bough.v1.ToolMocks
+	59,  // 52: bough.v1.RunStarted.evaluation:type_name -> bough.v1.EvaluationRef
+	5,   // 53: bough.v1.RunStarted.tool_refs:type_name -> bough.v1.ToolRef
+	56,  // 54: bough.v1.RunCompleted.final_answer:type_name -> bough.v1.Message
+	60,  // 55: bough.v1.RunCompleted.usage:type_name -> bough.v1.Usage
+	60,  // 56: bough.v1.RunCompleted.tree_usage:type_name -> bough.v1.Usage
+	61,  // 57: bough.v1.RunCompleted.duration:type_name -> google.protobuf.Duration
+	62,  // 58: bough.v1.RunCompleted.end_reason:type_name -> bough.v1.EndReason
+	63,  // 59: bough.v1.RunCompleted.action:type_name -> bough.v1.AgentAction
+	64,  // 60: bough.v1.RunFailed.error:type_name -> bough.v1.AgentError
+	60,  // 61: bough.v1.RunFailed.usage:type_name -> bough.v1.Usage
+	60,  // 62: bough.v1.RunFailed.tree_usage:type_name -> bough.v1.Usage
+	61,  // 63: bough.v1.RunFailed.duration:type_name -> google.protobuf.Duration
+	62,  // 64: bough.v1.RunFailed.end_reason:type_name -> bough.v1.EndReason
+	64,  // 65: bough.v1.RunCancelled.error:type_name -> bough.v1.AgentError
+	60,  // 66: bough.v1.RunCancelled.usage:type_name -> bough.v1.Usage
+	60,  // 67: bough.v1.RunCancelled.tree_usage:type_name -> bough.v1.Usage
+	61,  // 68: bough.v1.RunCancelled.duration:type_name -> google.protobuf.Duration
+	62,  // 69: bough.v1.RunCancelled.end_reason:type_name -> bough.v1.EndReason
+	65,  // 70: bough.v1.RunCancelled.cancel_reason:type_name -> bough.v1.CancelReason
+	55,  // 71: bough.v1.SubAgentStarted.kind:type_name -> bough.v1.AgentKind
+	66,  // 72: bough.v1.SubAgentStarted.trigger:type_name -> bough.v1.InvocationTrigger
+	56,  // 73: bough.v1.SubAgentStarted.input:type_name -> bough.v1.Message
+	56,  // 74: bough.v1.SubAgentCompleted.output:type_name -> bough.v1.Message
+	60,  // 75: bough.v1.SubAgentCompleted.usage:type_name -> bough.v1.Usage
+	60,  // 76: bough.v1.SubAgentCompleted.tree_usage:type_name -> bough.v1.Usage
+	61,  // 77: bough.v1.SubAgentCompleted.duration:type_name -> google.protobuf.Duration
+	62,  // 78: bough.v1.SubAgentCompleted.end_reason:type_name -> bough.v1.EndReason
+	63,  // 79: bough.v1.SubAgentCompleted.action:type_name -> bough.v1.AgentAction
+	64,  // 80: bough.v1.SubAgentFailed.error:type_name -> bough.v1.AgentError
+	60,  // 81: bough.v1.SubAgentFailed.usage:type_name -> bough.v1.Usage
+	60,  // 82: bough.v1.SubAgentFailed.tree_usage:type_name -> bough.v1.Usage
+	61,  // 83: bough.v1.SubAgentFailed.duration:type_name -> google.protobuf.Duration
+	62,  // 84: bough.v1.SubAgentFailed.end_reason:type_name -> bough.v1.EndReason
+	65,  // 85: bough.v1.SubAgentFailed.cancel_reason:type_name -> bough.v1.CancelReason
+	67,  // 86: bough.v1.LlmStarted.settings:type_name -> bough.v1.ModelSettings
+	1,   // 87: bough.v1.LlmRetrying.reason:type_name -> bough.v1.RetryReason
+	64,  // 88: bough.v1.LlmRetrying.error:type_name -> bough.v1.AgentError
+	61,  // 89: bough.v1.LlmRetrying.delay:type_name -> google.protobuf.Duration
+	60,  // 90: bough.v1.LlmRetrying.lost_usage:type_name -> bough.v1.Usage
+	68,  // 91: bough.v1.LlmCompleted.response:type_name -> bough.v1.LlmResponse
+	64,  // 92: bough.v1.LlmFailed.error:type_name -> bough.v1.AgentError
+	60,  // 93: bough.v1.LlmFailed.lost_usage:type_name -> bough.v1.Usage
+	69,  // 94: bough.v1.ToolStarted.call:type_name -> bough.v1.ToolCall
+	70,  // 95: bough.v1.ToolCompleted.result:type_name -> bough.v1.ToolResult
+	63,  // 96: bough.v1.ToolCompleted.action:type_name -> bough.v1.AgentAction
+	71,  // 97: bough.v1.ToolCompleted.state_changes:type_name -> bough.v1.SessionStateChange
+	70,  // 98: bough.v1.ToolFailed.result:type_name -> bough.v1.ToolResult
+	72,  // 99: bough.v1.StepCompleted.step:type_name -> bough.v1.AgentStep
+	72,  // 100: bough.v1.StepFailed.step:type_name -> bough.v1.AgentStep
+	64,  // 101: bough.v1.StepFailed.error:type_name -> bough.v1.AgentError
+	2,   // 102: bough.v1.ValueRecorded.kind:type_name -> bough.v1.ValueKind
+	64,  // 103: bough.v1.ValueRecorded.error:type_name -> bough.v1.AgentError
+	0,   // 104: bough.v1.RunResumed.cause:type_name -> bough.v1.ResumeCause
+	54,  // 105: bough.v1.RunResumed.deadline_time:type_name -> google.protobuf.Timestamp
+	73,  // 106: bough.v1.RunForked.origin:type_name -> bough.v1.ForkOrigin
+	74,  // 107: bough.v1.RunForked.changes:type_name -> bough.v1.ForkChanges
+	54,  // 108: bough.v1.RunForked.deadline_time:type_name -> google.protobuf.Timestamp
+	53,  // 109: bough.v1.RunForked.labels:type_name -> bough.v1.RunForked.LabelsEntry
+	4,   // 110: bough.v1.RunForked.definition_refs:type_name -> bough.v1.DefinitionRef
+	57,  // 111: bough.v1.RunForked.policy:type_name -> bough.v1.RunPolicy
+	58,  // 112: bough.v1.RunForked.mocks:type_name -> bough.v1.ToolMocks
+	59,  // 113: bough.v1.RunForked.evaluation:type_name -> bough.v1.EvaluationRef
+	75,  // 114: bough.v1.RunInterrupted.requests:type_name -> bough.v1.InputRequest
+	54,  // 115: bough.v1.RunInterrupted.request_times:type_name -> google.protobuf.Timestamp
+	75,  // 116: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
+	76,  // 117: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
+	65,  // 118: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
+	71,  // 119: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
+	56,  // 120: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
+	42,  // 121: bough.v1.NodeCompleted.updates:type_name -> bough.v1.ChannelUpdate
+	61,  // 122: bough.v1.NodeCompleted.duration:type_name -> google.protobuf.Duration
+	64,  // 123: bough.v1.NodeFailed.error:type_name -> bough.v1.AgentError
+	42,  // 124: bough.v1.NodeFailed.updates:type_name -> bough.v1.ChannelUpdate
+	61,  // 125: bough.v1.NodeFailed.duration:type_name -> google.protobuf.Duration
+	45,  // 126: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
+	45,  // 127: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
+	128, // [128:128] is the sub-list for method output_type
+	128, // [128:128] is the sub-list for method input_type
+	128, // [128:128] is the sub-list for extension type_name
+	128, // [128:128] is the sub-list for extension extendee
+	0,   // [0:128] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_event_proto_init() }
@@ -4693,6 +5216,9 @@ func file_bough_v1_event_proto_init() {
 		(*AgentEvent_CancelRequested)(nil),
 		(*AgentEvent_HistoryCompacted)(nil),
 		(*AgentEvent_LoopIterationStarted)(nil),
+		(*AgentEvent_NodeStarted)(nil),
+		(*AgentEvent_NodeCompleted)(nil),
+		(*AgentEvent_NodeFailed)(nil),
 		(*AgentEvent_PlanMade)(nil),
 		(*AgentEvent_PlanRevised)(nil),
 	}
@@ -4704,13 +5230,16 @@ func file_bough_v1_event_proto_init() {
 		(*ValueRecorded_ValueJson)(nil),
 		(*ValueRecorded_Error)(nil),
 	}
+	file_bough_v1_event_proto_msgTypes[38].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[40].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[41].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_event_proto_rawDesc), len(file_bough_v1_event_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   46,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -86,7 +86,10 @@ type ForkChanges struct {
 	// What the user says instead, as RunRequest.input; only in a fork after sequence 1.
 	Input *Message `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
 	// Tool calls with another outcome than the recorded one. The fork begins right before the first of their ends.
-	ToolResults   []*EditedResult `protobuf:"bytes,3,rep,name=tool_results,json=toolResults,proto3" json:"tool_results,omitempty"`
+	ToolResults []*EditedResult `protobuf:"bytes,3,rep,name=tool_results,json=toolResults,proto3" json:"tool_results,omitempty"`
+	// Visits of graphs' nodes with another output than the recorded one, or than the recorded failure. The fork begins right before the
+	// first of their ends; what the node does with its output, such as writes and routing, happens again.
+	NodeOutputs   []*EditedNodeOutput `protobuf:"bytes,4,rep,name=node_outputs,json=nodeOutputs,proto3" json:"node_outputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -142,6 +145,77 @@ func (x *ForkChanges) GetToolResults() []*EditedResult {
 	return nil
 }
 
+func (x *ForkChanges) GetNodeOutputs() []*EditedNodeOutput {
+	if x != nil {
+		return x.NodeOutputs
+	}
+	return nil
+}
+
+// Another output of a visit of a graph's node.
+type EditedNodeOutput struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The visit, by the sequence of its node_completed or node_failed in the origin's log. It is the end of a whole visit, not of an item.
+	Sequence int64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// The output of the node's work that replaces the recorded one, as JSON text.
+	OutputJson string `protobuf:"bytes,2,opt,name=output_json,json=outputJson,proto3" json:"output_json,omitempty"`
+	// The key of the visit. Ignored in a request; the server sets it in run_forked. Opaque.
+	EffectKey     string `protobuf:"bytes,3,opt,name=effect_key,json=effectKey,proto3" json:"effect_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EditedNodeOutput) Reset() {
+	*x = EditedNodeOutput{}
+	mi := &file_bough_v1_fork_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EditedNodeOutput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EditedNodeOutput) ProtoMessage() {}
+
+func (x *EditedNodeOutput) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_fork_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EditedNodeOutput.ProtoReflect.Descriptor instead.
+func (*EditedNodeOutput) Descriptor() ([]byte, []int) {
+	return file_bough_v1_fork_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *EditedNodeOutput) GetSequence() int64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *EditedNodeOutput) GetOutputJson() string {
+	if x != nil {
+		return x.OutputJson
+	}
+	return ""
+}
+
+func (x *EditedNodeOutput) GetEffectKey() string {
+	if x != nil {
+		return x.EffectKey
+	}
+	return ""
+}
+
 // What is different about one agent in a fork.
 type AgentOverride struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -155,7 +229,7 @@ type AgentOverride struct {
 
 func (x *AgentOverride) Reset() {
 	*x = AgentOverride{}
-	mi := &file_bough_v1_fork_proto_msgTypes[2]
+	mi := &file_bough_v1_fork_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -167,7 +241,7 @@ func (x *AgentOverride) String() string {
 func (*AgentOverride) ProtoMessage() {}
 
 func (x *AgentOverride) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_fork_proto_msgTypes[2]
+	mi := &file_bough_v1_fork_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -180,7 +254,7 @@ func (x *AgentOverride) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentOverride.ProtoReflect.Descriptor instead.
 func (*AgentOverride) Descriptor() ([]byte, []int) {
-	return file_bough_v1_fork_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_fork_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AgentOverride) GetModel() string {
@@ -212,7 +286,7 @@ type EditedResult struct {
 
 func (x *EditedResult) Reset() {
 	*x = EditedResult{}
-	mi := &file_bough_v1_fork_proto_msgTypes[3]
+	mi := &file_bough_v1_fork_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -224,7 +298,7 @@ func (x *EditedResult) String() string {
 func (*EditedResult) ProtoMessage() {}
 
 func (x *EditedResult) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_fork_proto_msgTypes[3]
+	mi := &file_bough_v1_fork_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -237,7 +311,7 @@ func (x *EditedResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EditedResult.ProtoReflect.Descriptor instead.
 func (*EditedResult) Descriptor() ([]byte, []int) {
-	return file_bough_v1_fork_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_fork_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EditedResult) GetCallId() string {
@@ -269,14 +343,21 @@ const file_bough_v1_fork_proto_rawDesc = "" +
 	"\n" +
 	"ForkOrigin\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x03R\bsequence\"\x80\x02\n" +
+	"\bsequence\x18\x02 \x01(\x03R\bsequence\"\xbf\x02\n" +
 	"\vForkChanges\x129\n" +
 	"\x06agents\x18\x01 \x03(\v2!.bough.v1.ForkChanges.AgentsEntryR\x06agents\x12'\n" +
 	"\x05input\x18\x02 \x01(\v2\x11.bough.v1.MessageR\x05input\x129\n" +
-	"\ftool_results\x18\x03 \x03(\v2\x16.bough.v1.EditedResultR\vtoolResults\x1aR\n" +
+	"\ftool_results\x18\x03 \x03(\v2\x16.bough.v1.EditedResultR\vtoolResults\x12=\n" +
+	"\fnode_outputs\x18\x04 \x03(\v2\x1a.bough.v1.EditedNodeOutputR\vnodeOutputs\x1aR\n" +
 	"\vAgentsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
-	"\x05value\x18\x02 \x01(\v2\x17.bough.v1.AgentOverrideR\x05value:\x028\x01\"k\n" +
+	"\x05value\x18\x02 \x01(\v2\x17.bough.v1.AgentOverrideR\x05value:\x028\x01\"n\n" +
+	"\x10EditedNodeOutput\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x1f\n" +
+	"\voutput_json\x18\x02 \x01(\tR\n" +
+	"outputJson\x12\x1d\n" +
+	"\n" +
+	"effect_key\x18\x03 \x01(\tR\teffectKey\"k\n" +
 	"\rAgentOverride\x12\x19\n" +
 	"\x05model\x18\x01 \x01(\tH\x00R\x05model\x88\x01\x01\x12%\n" +
 	"\vinstruction\x18\x02 \x01(\tH\x01R\vinstruction\x88\x01\x01B\b\n" +
@@ -300,27 +381,29 @@ func file_bough_v1_fork_proto_rawDescGZIP() []byte {
 	return file_bough_v1_fork_proto_rawDescData
 }
 
-var file_bough_v1_fork_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_bough_v1_fork_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_bough_v1_fork_proto_goTypes = []any{
-	(*ForkOrigin)(nil),    // 0: bough.v1.ForkOrigin
-	(*ForkChanges)(nil),   // 1: bough.v1.ForkChanges
-	(*AgentOverride)(nil), // 2: bough.v1.AgentOverride
-	(*EditedResult)(nil),  // 3: bough.v1.EditedResult
-	nil,                   // 4: bough.v1.ForkChanges.AgentsEntry
-	(*Message)(nil),       // 5: bough.v1.Message
-	(*ToolOutcome)(nil),   // 6: bough.v1.ToolOutcome
+	(*ForkOrigin)(nil),       // 0: bough.v1.ForkOrigin
+	(*ForkChanges)(nil),      // 1: bough.v1.ForkChanges
+	(*EditedNodeOutput)(nil), // 2: bough.v1.EditedNodeOutput
+	(*AgentOverride)(nil),    // 3: bough.v1.AgentOverride
+	(*EditedResult)(nil),     // 4: bough.v1.EditedResult
+	nil,                      // 5: bough.v1.ForkChanges.AgentsEntry
+	(*Message)(nil),          // 6: bough.v1.Message
+	(*ToolOutcome)(nil),      // 7: bough.v1.ToolOutcome
 }
 var file_bough_v1_fork_proto_depIdxs = []int32{
-	4, // 0: bough.v1.ForkChanges.agents:type_name -> bough.v1.ForkChanges.AgentsEntry
-	5, // 1: bough.v1.ForkChanges.input:type_name -> bough.v1.Message
-	3, // 2: bough.v1.ForkChanges.tool_results:type_name -> bough.v1.EditedResult
-	6, // 3: bough.v1.EditedResult.outcome:type_name -> bough.v1.ToolOutcome
-	2, // 4: bough.v1.ForkChanges.AgentsEntry.value:type_name -> bough.v1.AgentOverride
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	5, // 0: bough.v1.ForkChanges.agents:type_name -> bough.v1.ForkChanges.AgentsEntry
+	6, // 1: bough.v1.ForkChanges.input:type_name -> bough.v1.Message
+	4, // 2: bough.v1.ForkChanges.tool_results:type_name -> bough.v1.EditedResult
+	2, // 3: bough.v1.ForkChanges.node_outputs:type_name -> bough.v1.EditedNodeOutput
+	7, // 4: bough.v1.EditedResult.outcome:type_name -> bough.v1.ToolOutcome
+	3, // 5: bough.v1.ForkChanges.AgentsEntry.value:type_name -> bough.v1.AgentOverride
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_fork_proto_init() }
@@ -329,14 +412,14 @@ func file_bough_v1_fork_proto_init() {
 		return
 	}
 	file_bough_v1_message_proto_init()
-	file_bough_v1_fork_proto_msgTypes[2].OneofWrappers = []any{}
+	file_bough_v1_fork_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_fork_proto_rawDesc), len(file_bough_v1_fork_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

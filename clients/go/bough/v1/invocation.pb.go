@@ -776,7 +776,9 @@ type AgentInvocation struct {
 	// answered before a fork that brings mocks, which have numbers from 0 again.
 	MockIndex *int32 `protobuf:"varint,30,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
 	// The faults that were injected into attempts of its model calls, by number; empty for none.
-	ModelFaults   []*FaultCount `protobuf:"bytes,31,rep,name=model_faults,json=modelFaults,proto3" json:"model_faults,omitempty"`
+	ModelFaults []*FaultCount `protobuf:"bytes,31,rep,name=model_faults,json=modelFaults,proto3" json:"model_faults,omitempty"`
+	// The node that dispatched it, of the graph that is its parent; empty if no node did.
+	Node          string `protobuf:"bytes,32,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1019,6 +1021,13 @@ func (x *AgentInvocation) GetModelFaults() []*FaultCount {
 		return x.ModelFaults
 	}
 	return nil
+}
+
+func (x *AgentInvocation) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 // A run of this server, up to a sequence. What a call that names one says of a run that is not there, or of a sequence beyond its
@@ -1334,7 +1343,7 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\n" +
 	"FaultCount\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x03R\x05count\"\xe9\t\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\"\xfd\t\n" +
 	"\x0fAgentInvocation\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x120\n" +
 	"\x14parent_invocation_id\x18\x02 \x01(\tR\x12parentInvocationId\x12\x12\n" +
@@ -1372,7 +1381,8 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\bsettings\x18\x1d \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\x12\"\n" +
 	"\n" +
 	"mock_index\x18\x1e \x01(\x05H\x01R\tmockIndex\x88\x01\x01\x127\n" +
-	"\fmodel_faults\x18\x1f \x03(\v2\x14.bough.v1.FaultCountR\vmodelFaultsB\f\n" +
+	"\fmodel_faults\x18\x1f \x03(\v2\x14.bough.v1.FaultCountR\vmodelFaults\x12\x12\n" +
+	"\x04node\x18  \x01(\tR\x04nodeB\f\n" +
 	"\n" +
 	"_iterationB\r\n" +
 	"\v_mock_index\"E\n" +

@@ -111,6 +111,90 @@ run starts, and recorded in its run_started or run_dequeued.
 """
 Global___NextRunStart: _TypeAlias = NextRunStart  # noqa: Y015
 
+class _GraphMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GraphModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GraphMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAPH_MODE_UNSPECIFIED: _GraphMode.ValueType  # 0
+    """PREGEL."""
+    GRAPH_MODE_PREGEL: _GraphMode.ValueType  # 1
+    """In supersteps: all nodes that have a value run at the same time, and their outputs travel when all of them have ended."""
+    GRAPH_MODE_DAG: _GraphMode.ValueType  # 2
+    """Each node once, as soon as everything that can reach it has ended. No cycles, no channels."""
+
+class GraphMode(_GraphMode, metaclass=_GraphModeEnumTypeWrapper):
+    """When the nodes of a graph run."""
+
+GRAPH_MODE_UNSPECIFIED: GraphMode.ValueType  # 0
+"""PREGEL."""
+GRAPH_MODE_PREGEL: GraphMode.ValueType  # 1
+"""In supersteps: all nodes that have a value run at the same time, and their outputs travel when all of them have ended."""
+GRAPH_MODE_DAG: GraphMode.ValueType  # 2
+"""Each node once, as soon as everything that can reach it has ended. No cycles, no channels."""
+Global___GraphMode: _TypeAlias = GraphMode  # noqa: Y015
+
+class _GraphJoin:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GraphJoinEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GraphJoin.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAPH_JOIN_UNSPECIFIED: _GraphJoin.ValueType  # 0
+    """ANY; in a DAG always ALL."""
+    GRAPH_JOIN_ANY: _GraphJoin.ValueType  # 1
+    """The first value that reaches it."""
+    GRAPH_JOIN_ALL: _GraphJoin.ValueType  # 2
+    """Every predecessor that can still send a value; not for one that a branch has skipped."""
+
+class GraphJoin(_GraphJoin, metaclass=_GraphJoinEnumTypeWrapper):
+    """What a node waits for."""
+
+GRAPH_JOIN_UNSPECIFIED: GraphJoin.ValueType  # 0
+"""ANY; in a DAG always ALL."""
+GRAPH_JOIN_ANY: GraphJoin.ValueType  # 1
+"""The first value that reaches it."""
+GRAPH_JOIN_ALL: GraphJoin.ValueType  # 2
+"""Every predecessor that can still send a value; not for one that a branch has skipped."""
+Global___GraphJoin: _TypeAlias = GraphJoin  # noqa: Y015
+
+class _ChannelReducer:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChannelReducerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChannelReducer.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHANNEL_REDUCER_UNSPECIFIED: _ChannelReducer.ValueType  # 0
+    """REPLACE."""
+    CHANNEL_REDUCER_REPLACE: _ChannelReducer.ValueType  # 1
+    """The written value is the new one. If two visits of a superstep write it, the graph fails with CHANNEL_CONFLICT."""
+    CHANNEL_REDUCER_APPEND: _ChannelReducer.ValueType  # 2
+    """The written value is one more item."""
+    CHANNEL_REDUCER_EXTEND: _ChannelReducer.ValueType  # 3
+    """The items of the written list are added."""
+    CHANNEL_REDUCER_SUM: _ChannelReducer.ValueType  # 4
+    """The written number is added."""
+    CHANNEL_REDUCER_MERGE: _ChannelReducer.ValueType  # 5
+    """The keys of the written object replace those of the same name."""
+
+class ChannelReducer(_ChannelReducer, metaclass=_ChannelReducerEnumTypeWrapper):
+    """How a write changes a channel."""
+
+CHANNEL_REDUCER_UNSPECIFIED: ChannelReducer.ValueType  # 0
+"""REPLACE."""
+CHANNEL_REDUCER_REPLACE: ChannelReducer.ValueType  # 1
+"""The written value is the new one. If two visits of a superstep write it, the graph fails with CHANNEL_CONFLICT."""
+CHANNEL_REDUCER_APPEND: ChannelReducer.ValueType  # 2
+"""The written value is one more item."""
+CHANNEL_REDUCER_EXTEND: ChannelReducer.ValueType  # 3
+"""The items of the written list are added."""
+CHANNEL_REDUCER_SUM: ChannelReducer.ValueType  # 4
+"""The written number is added."""
+CHANNEL_REDUCER_MERGE: ChannelReducer.ValueType  # 5
+"""The keys of the written object replace those of the same name."""
+Global___ChannelReducer: _TypeAlias = ChannelReducer  # noqa: Y015
+
 class _LinkMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -140,7 +224,7 @@ class AgentDefinition(_message.Message):
     """An agent's definition: what a file holds, what a call stores, what a request brings along. It names models, tools, agents and
     functions that the operator has declared; it cannot bring an address, a key or code.
 
-    Fields 10 (graph) and 12 (remote) are reserved for a later version.
+    Field 12 (remote) is reserved for a later version.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -154,6 +238,7 @@ class AgentDefinition(_message.Message):
     SUPERVISOR_FIELD_NUMBER: _builtins.int
     SWARM_FIELD_NUMBER: _builtins.int
     PLAN_EXECUTE_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
     FUNCTION_FIELD_NUMBER: _builtins.int
     SUB_AGENTS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
@@ -168,12 +253,14 @@ class AgentDefinition(_message.Message):
     description: _builtins.str
     """What the agent does, in words that a calling model chooses by. Required."""
     input_schema_json: _builtins.str
-    """JSON Schema of its input when it is called as a tool, as text; empty for an object with one string, `message`."""
+    """JSON Schema of its input when it is called as a tool, as text; empty for an object with one string, `message`. Of a graph it is
+    the type of START, which its input has to fit however it is called; empty for a text.
+    """
     output_schema_json: _builtins.str
     """JSON Schema of its answer, as text; must describe an object. The answer is then one part `data_json` that fits it: if the
     model's does not, the model is asked again, at most twice, and then the agent fails with INVALID_OUTPUT. Empty for an answer
-    in text. For llm, supervisor and function only. The answer of an agent that it transfers to, and the final answer of an
-    exit, are not checked against it.
+    in text. For llm, supervisor, function and graph only: of a graph it is the type of END, and need not describe an object. The
+    answer of an agent that it transfers to, and the final answer of an exit, are not checked against it.
     """
     output_key: _builtins.str
     """The session value that its answer is stored in when it succeeds, by a name as in SessionStateChange.key: the JSON of an
@@ -210,6 +297,10 @@ class AgentDefinition(_message.Message):
         """A planner, an executor and a replanner."""
 
     @_builtins.property
+    def graph(self) -> Global___GraphAgent:
+        """Typed nodes, and edges between them on which values travel."""
+
+    @_builtins.property
     def function(self) -> Global___FunctionAgent:
         """A Python coroutine that the operator registered."""
 
@@ -241,6 +332,7 @@ class AgentDefinition(_message.Message):
         supervisor: Global___SupervisorAgent | None = ...,
         swarm: Global___SwarmAgent | None = ...,
         plan_execute: Global___PlanExecuteAgent | None = ...,
+        graph: Global___GraphAgent | None = ...,
         function: Global___FunctionAgent | None = ...,
         sub_agents: _abc.Iterable[Global___AgentLink] | None = ...,
         history: Global___HistoryPolicy | None = ...,
@@ -251,11 +343,11 @@ class AgentDefinition(_message.Message):
         output_key: _builtins.str = ...,
         on_sub_agent_failure: _policy_pb2.SubAgentFailurePolicy.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "function", b"function", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "function", b"function", "graph", b"graph", "history", b"history", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "description", b"description", "function", b"function", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_key", b"output_key", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "sub_agents", b"sub_agents", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "description", b"description", "function", b"function", "graph", b"graph", "history", b"history", "input_schema_json", b"input_schema_json", "kind", b"kind", "limits", b"limits", "llm", b"llm", "loop", b"loop", "name", b"name", "on_sub_agent_failure", b"on_sub_agent_failure", "output_key", b"output_key", "output_schema_json", b"output_schema_json", "parallel", b"parallel", "plan_execute", b"plan_execute", "sequence", b"sequence", "sub_agents", b"sub_agents", "supervisor", b"supervisor", "swarm", b"swarm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop", "supervisor", "swarm", "plan_execute", "function"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["llm", "sequence", "parallel", "loop", "supervisor", "swarm", "plan_execute", "graph", "function"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -596,6 +688,490 @@ class PlanExecuteAgent(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_iterations) -> _WhichOneofReturnType__max_iterations | None: ...
 
 Global___PlanExecuteAgent: _TypeAlias = PlanExecuteAgent  # noqa: Y015
+
+@_typing.final
+class GraphAgent(_message.Message):
+    """Nodes that turn one JSON value into another, and the edges and branches on which the values travel. START and END are reserved
+    names: START's value is the graph's input, and the value that reaches END is its answer. Nodes are no agents: only agents that
+    nodes run are in the tree, as children of the graph.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    MAX_SUPERSTEPS_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENCY_FIELD_NUMBER: _builtins.int
+    ON_FAILURE_FIELD_NUMBER: _builtins.int
+    END_JOIN_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    mode: Global___GraphMode.ValueType
+    """When nodes run. Default: PREGEL."""
+    max_supersteps: _builtins.int
+    """The most supersteps of one invocation, from 1 to 10,000; then it fails with LIMIT_EXCEEDED. Required if there is a cycle; for
+    PREGEL only. Default: no limit.
+    """
+    max_concurrency: _builtins.int
+    """How many visits, and items of mapped ones, run at the same time. Default: 16."""
+    on_failure: Global___ParallelFailurePolicy.ValueType
+    """What happens to the other visits if one fails and its failure is not handled. Default: WAIT_ALL."""
+    end_join: Global___GraphJoin.ValueType
+    """What END waits for; for PREGEL only. Default: ANY, so that the graph ends as soon as END has a value. With ALL it ends when
+    nothing else can run.
+    """
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphNode]:
+        """The nodes, at most 500."""
+
+    @_builtins.property
+    def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphEdge]:
+        """The edges; with the targets of all branches at most 2,000."""
+
+    @_builtins.property
+    def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphBranch]:
+        """The branches. Those of one node choose independently of one another and of its edges."""
+
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphChannel]:
+        """The variables of one invocation of the graph, at most 64 with 256 KiB together. For PREGEL only."""
+
+    @_builtins.property
+    def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldMapping]:
+        """How END's value is made. Default: the value that reached END; of several, their objects merged."""
+
+    def __init__(
+        self,
+        *,
+        mode: Global___GraphMode.ValueType = ...,
+        nodes: _abc.Iterable[Global___GraphNode] | None = ...,
+        edges: _abc.Iterable[Global___GraphEdge] | None = ...,
+        branches: _abc.Iterable[Global___GraphBranch] | None = ...,
+        channels: _abc.Iterable[Global___GraphChannel] | None = ...,
+        max_supersteps: _builtins.int | None = ...,
+        max_concurrency: _builtins.int | None = ...,
+        on_failure: Global___ParallelFailurePolicy.ValueType = ...,
+        end_join: Global___GraphJoin.ValueType = ...,
+        output: _abc.Iterable[Global___FieldMapping] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_supersteps", b"_max_supersteps", "max_concurrency", b"max_concurrency", "max_supersteps", b"max_supersteps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_supersteps", b"_max_supersteps", "branches", b"branches", "channels", b"channels", "edges", b"edges", "end_join", b"end_join", "max_concurrency", b"max_concurrency", "max_supersteps", b"max_supersteps", "mode", b"mode", "nodes", b"nodes", "on_failure", b"on_failure", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
+    _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
+    _WhichOneofReturnType__max_supersteps: _TypeAlias = _typing.Literal["max_supersteps"]  # noqa: Y015
+    _WhichOneofArgType__max_supersteps: _TypeAlias = _typing.Literal["_max_supersteps", b"_max_supersteps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_concurrency) -> _WhichOneofReturnType__max_concurrency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_supersteps) -> _WhichOneofReturnType__max_supersteps | None: ...
+
+Global___GraphAgent: _TypeAlias = GraphAgent  # noqa: Y015
+
+@_typing.final
+class GraphNode(_message.Message):
+    """A node of a graph. Without a kind it gives its input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
+    MAP_FIELD_NUMBER: _builtins.int
+    ERROR_TARGET_FIELD_NUMBER: _builtins.int
+    INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and neither START nor END. Required."""
+    agent: _builtins.str
+    """Runs a linked agent, one of the definition's sub_agents."""
+    function: _builtins.str
+    """Calls a function of the operator's that `@node` registered, by its name."""
+    before: _builtins.str
+    """The operator's handler that may replace the input and write channels before the work; empty for none."""
+    after: _builtins.str
+    """The operator's handler that may replace the output and write channels after the work; empty for none."""
+    join: Global___GraphJoin.ValueType
+    """What it waits for if several nodes lead to it; for PREGEL only. Default: ANY."""
+    map: _builtins.bool
+    """Whether the input is a list of at most 1,000 items and the node runs once for each; its output is then the list of outputs, in
+    the order of the items.
+    """
+    error_target: _builtins.str
+    """The node that gets the error instead of this node's targets if a visit fails, as {node, reason, message, retryable, details}.
+    Empty for none: the failure then fails the graph. Cancellations, and failures of agents that abort, are not handled so.
+    """
+    input_schema_json: _builtins.str
+    """JSON Schema of its input, as text. Default: that of its agent, tool or function, else any value."""
+    output_schema_json: _builtins.str
+    """JSON Schema of its output, as text. Default: that of its agent or function; a text for a model without tools, else any value."""
+    @_builtins.property
+    def tool(self) -> Global___ToolLink:
+        """Calls a tool with the input as its arguments."""
+
+    @_builtins.property
+    def model(self) -> Global___ModelNode:
+        """Calls a model once, or again for an answer that does not fit the output schema."""
+
+    @_builtins.property
+    def tools(self) -> Global___ToolsNode:
+        """Runs the tool calls of a message at the same time."""
+
+    @_builtins.property
+    def ask(self) -> Global___AskNode:
+        """Asks the user, whose answer is the output."""
+
+    @_builtins.property
+    def input(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldMapping]:
+        """How its input is made. Default: the value that reached it; of several, their objects merged."""
+
+    @_builtins.property
+    def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelWrite]:
+        """What of the output is written to channels."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        tool: Global___ToolLink | None = ...,
+        function: _builtins.str = ...,
+        model: Global___ModelNode | None = ...,
+        tools: Global___ToolsNode | None = ...,
+        ask: Global___AskNode | None = ...,
+        input: _abc.Iterable[Global___FieldMapping] | None = ...,
+        before: _builtins.str = ...,
+        after: _builtins.str = ...,
+        writes: _abc.Iterable[Global___ChannelWrite] | None = ...,
+        join: Global___GraphJoin.ValueType = ...,
+        map: _builtins.bool = ...,
+        error_target: _builtins.str = ...,
+        input_schema_json: _builtins.str = ...,
+        output_schema_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "ask", b"ask", "function", b"function", "kind", b"kind", "model", b"model", "tool", b"tool", "tools", b"tools"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "agent", b"agent", "ask", b"ask", "before", b"before", "error_target", b"error_target", "function", b"function", "input", b"input", "input_schema_json", b"input_schema_json", "join", b"join", "kind", b"kind", "map", b"map", "model", b"model", "name", b"name", "output_schema_json", b"output_schema_json", "tool", b"tool", "tools", b"tools", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["agent", "tool", "function", "model", "tools", "ask"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___GraphNode: _TypeAlias = GraphNode  # noqa: Y015
+
+@_typing.final
+class ModelNode(_message.Message):
+    """One model call of the graph itself. No history and no session holds its messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model's name in the server's configuration; empty for the caller's model, and for the default model in a root agent."""
+    instruction: _builtins.str
+    """The instruction to the model, a template as LlmAgent.instruction."""
+    prompt: _builtins.str
+    """What is sent to the model, a template: `{{input}}` is the input, `{{input.name}}` a field of it, `{{state.name}}` a value of the
+    session. Default: the input, which is sent as messages if it is a message or a list of messages.
+    """
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolLink]:
+        """The tools that are offered to the model. It runs none of them: the output is then the model's message, for a `tools` node."""
+
+    @_builtins.property
+    def settings(self) -> _model_pb2.ModelSettings:
+        """Parameters of the model call, as of an LlmAgent's."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        instruction: _builtins.str = ...,
+        prompt: _builtins.str = ...,
+        tools: _abc.Iterable[Global___ToolLink] | None = ...,
+        settings: _model_pb2.ModelSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instruction", b"instruction", "model", b"model", "prompt", b"prompt", "settings", b"settings", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelNode: _TypeAlias = ModelNode  # noqa: Y015
+
+@_typing.final
+class ToolsNode(_message.Message):
+    """Runs the tool calls of the message that is its input, at the same time. Its output is the list of their results as messages, in the
+    order of the calls; a failed call is a result too.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolLink]:
+        """The tools that may be called; a call of another is a failed result."""
+
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[Global___ToolLink] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolsNode: _TypeAlias = ToolsNode  # noqa: Y015
+
+@_typing.final
+class AskNode(_message.Message):
+    """Asks the user; the answer, which fits the node's output schema, is the output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    DEFAULT_JSON_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.str
+    """The question, a template as ModelNode.prompt. Required."""
+    default_json: _builtins.str
+    """The output if the question expires, as JSON text; empty for none: the visit then fails with INPUT_EXPIRED."""
+    @_builtins.property
+    def expires(self) -> _duration_pb2.Duration:
+        """How long the question waits for an answer. Default: as long as it takes."""
+
+    def __init__(
+        self,
+        *,
+        prompt: _builtins.str = ...,
+        expires: _duration_pb2.Duration | None = ...,
+        default_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_json", b"default_json", "expires", b"expires", "prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AskNode: _TypeAlias = AskNode  # noqa: Y015
+
+@_typing.final
+class GraphEdge(_message.Message):
+    """An edge, which carries the output of its source to its target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The node that the edge leaves, or START. Required."""
+    target: _builtins.str
+    """The node that the edge enters, or END. Required."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphEdge: _TypeAlias = GraphEdge  # noqa: Y015
+
+@_typing.final
+class GraphBranch(_message.Message):
+    """A choice among targets by the output of a node, or by the graph's input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    CASES_FIELD_NUMBER: _builtins.int
+    OTHERWISE_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The node whose output is looked at, or START. Required."""
+    path: _builtins.str
+    """A path into the output, such as "review.verdict"; empty for the output itself. `cases` map what is there to targets."""
+    function: _builtins.str
+    """The name of an operator's router, which returns one of `targets` or a list of them."""
+    otherwise: _builtins.str
+    """The target of a value that no case has. Empty for none: the graph then fails with NO_ROUTE."""
+    @_builtins.property
+    def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___BranchCase]:
+        """The targets by value; if the value is a list, each of its items chooses."""
+
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The nodes, or END, that the router may return."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        path: _builtins.str = ...,
+        function: _builtins.str = ...,
+        cases: _abc.Iterable[Global___BranchCase] | None = ...,
+        otherwise: _builtins.str = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "function", b"function", "path", b"path"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "cases", b"cases", "function", b"function", "otherwise", b"otherwise", "path", b"path", "source", b"source", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_by: _TypeAlias = _typing.Literal["path", "function"]  # noqa: Y015
+    _WhichOneofArgType_by: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_by) -> _WhichOneofReturnType_by | None: ...
+
+Global___GraphBranch: _TypeAlias = GraphBranch  # noqa: Y015
+
+@_typing.final
+class BranchCase(_message.Message):
+    """A value of a branch, and where it leads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    value_json: _builtins.str
+    """The value, as JSON text. Required."""
+    target: _builtins.str
+    """The node that gets the output then, or END. Required."""
+    def __init__(
+        self,
+        *,
+        value_json: _builtins.str = ...,
+        target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target", b"target", "value_json", b"value_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BranchCase: _TypeAlias = BranchCase  # noqa: Y015
+
+@_typing.final
+class GraphChannel(_message.Message):
+    """A variable of one invocation of a graph. What visits of a superstep write is seen from the next superstep on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    REDUCER_FIELD_NUMBER: _builtins.int
+    REDUCER_FUNCTION_FIELD_NUMBER: _builtins.int
+    INITIAL_JSON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph. Required."""
+    schema_json: _builtins.str
+    """JSON Schema of its value, as text; empty for any value."""
+    reducer: Global___ChannelReducer.ValueType
+    """How a write changes the value. Default: REPLACE."""
+    reducer_function: _builtins.str
+    """The operator's reducer that changes the value instead; empty for none."""
+    initial_json: _builtins.str
+    """The value that it begins with, as JSON text. Default: an empty list, an empty list, 0 and an empty object for APPEND, EXTEND, SUM
+    and MERGE; else none.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        schema_json: _builtins.str = ...,
+        reducer: Global___ChannelReducer.ValueType = ...,
+        reducer_function: _builtins.str = ...,
+        initial_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_json", b"initial_json", "name", b"name", "reducer", b"reducer", "reducer_function", b"reducer_function", "schema_json", b"schema_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphChannel: _TypeAlias = GraphChannel  # noqa: Y015
+
+@_typing.final
+class ChannelWrite(_message.Message):
+    """What a node writes to a channel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    channel: _builtins.str
+    """The name of a channel of the graph. Required."""
+    path: _builtins.str
+    """The path into the node's output; empty for all of it. With a "?" at its end, nothing is written if nothing is there."""
+    def __init__(
+        self,
+        *,
+        channel: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChannelWrite: _TypeAlias = ChannelWrite  # noqa: Y015
+
+@_typing.final
+class FieldMapping(_message.Message):
+    """A field of an object, and what it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """The field's name; empty if the source is the whole value, which is then the only mapping."""
+    path: _builtins.str
+    """A path that begins with START, the name of a node that comes before, "channels.NAME" or "state.NAME"; or "history", the messages
+    that the graph sees. With a "?" at its end the field is left out if nothing is there; else the visit fails with BAD_ARGUMENTS.
+    """
+    value_json: _builtins.str
+    """A constant, as JSON text."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        path: _builtins.str = ...,
+        value_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "source", b"source", "value_json", b"value_json"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "path", b"path", "source", b"source", "value_json", b"value_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["path", "value_json"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___FieldMapping: _TypeAlias = FieldMapping  # noqa: Y015
 
 @_typing.final
 class FunctionAgent(_message.Message):

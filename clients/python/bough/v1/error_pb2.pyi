@@ -178,9 +178,17 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A metric of the operator's has not returned within the timeout of its case. It has no score."""
     ERROR_REASON_METRIC_QUEUE_FULL: _ErrorReason.ValueType  # 61
     """A metric of the operator's was not called: as many calls of metrics hang as may. The operator has to restart the server."""
-    ERROR_REASON_TOOL_SERVER_UNAVAILABLE: _ErrorReason.ValueType  # 64
+    ERROR_REASON_NODE_FAILED: _ErrorReason.ValueType  # 62
+    """A function of a graph's node raised an error."""
+    ERROR_REASON_TYPE_MISMATCH: _ErrorReason.ValueType  # 63
+    """A value of a graph does not fit the type of what it reached, or several values cannot be merged; the message names both ends."""
+    ERROR_REASON_NO_ROUTE: _ErrorReason.ValueType  # 64
+    """A graph cannot continue: no branch chose a target, or nothing leads on. The message names the last nodes."""
+    ERROR_REASON_CHANNEL_CONFLICT: _ErrorReason.ValueType  # 65
+    """Several visits of one superstep replaced the value of a graph's channel. The message names the channel and the nodes."""
+    ERROR_REASON_TOOL_SERVER_UNAVAILABLE: _ErrorReason.ValueType  # 66
     """The tool server could not be reached within the call's timeout, or refused the call before it did anything. The tool did not run."""
-    ERROR_REASON_TOOL_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 65
+    ERROR_REASON_TOOL_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 67
     """The call was sent to the tool, and it is unknown whether it took effect: the server was lost, or its connection to the tool
     server broke. The tool's ToolRecovery forbids another attempt, or those have failed in the same way.
     """
@@ -349,9 +357,17 @@ ERROR_REASON_METRIC_TIMED_OUT: ErrorReason.ValueType  # 60
 """A metric of the operator's has not returned within the timeout of its case. It has no score."""
 ERROR_REASON_METRIC_QUEUE_FULL: ErrorReason.ValueType  # 61
 """A metric of the operator's was not called: as many calls of metrics hang as may. The operator has to restart the server."""
-ERROR_REASON_TOOL_SERVER_UNAVAILABLE: ErrorReason.ValueType  # 64
+ERROR_REASON_NODE_FAILED: ErrorReason.ValueType  # 62
+"""A function of a graph's node raised an error."""
+ERROR_REASON_TYPE_MISMATCH: ErrorReason.ValueType  # 63
+"""A value of a graph does not fit the type of what it reached, or several values cannot be merged; the message names both ends."""
+ERROR_REASON_NO_ROUTE: ErrorReason.ValueType  # 64
+"""A graph cannot continue: no branch chose a target, or nothing leads on. The message names the last nodes."""
+ERROR_REASON_CHANNEL_CONFLICT: ErrorReason.ValueType  # 65
+"""Several visits of one superstep replaced the value of a graph's channel. The message names the channel and the nodes."""
+ERROR_REASON_TOOL_SERVER_UNAVAILABLE: ErrorReason.ValueType  # 66
 """The tool server could not be reached within the call's timeout, or refused the call before it did anything. The tool did not run."""
-ERROR_REASON_TOOL_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 65
+ERROR_REASON_TOOL_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 67
 """The call was sent to the tool, and it is unknown whether it took effect: the server was lost, or its connection to the tool
 server broke. The tool's ToolRecovery forbids another attempt, or those have failed in the same way.
 """

@@ -199,6 +199,9 @@ class AgentEvent(_message.Message):
     CANCEL_REQUESTED_FIELD_NUMBER: _builtins.int
     HISTORY_COMPACTED_FIELD_NUMBER: _builtins.int
     LOOP_ITERATION_STARTED_FIELD_NUMBER: _builtins.int
+    NODE_STARTED_FIELD_NUMBER: _builtins.int
+    NODE_COMPLETED_FIELD_NUMBER: _builtins.int
+    NODE_FAILED_FIELD_NUMBER: _builtins.int
     PLAN_MADE_FIELD_NUMBER: _builtins.int
     PLAN_REVISED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -380,6 +383,18 @@ class AgentEvent(_message.Message):
         """An iteration of a loop started."""
 
     @_builtins.property
+    def node_started(self) -> Global___NodeStarted:
+        """A visit of a graph's node started."""
+
+    @_builtins.property
+    def node_completed(self) -> Global___NodeCompleted:
+        """A visit of a graph's node ended with an output."""
+
+    @_builtins.property
+    def node_failed(self) -> Global___NodeFailed:
+        """A visit of a graph's node ended without an output: it failed or was cancelled."""
+
+    @_builtins.property
     def plan_made(self) -> Global___PlanMade:
         """A plan_execute agent made its first plan."""
 
@@ -440,14 +455,17 @@ class AgentEvent(_message.Message):
         cancel_requested: Global___CancelRequested | None = ...,
         history_compacted: Global___HistoryCompacted | None = ...,
         loop_iteration_started: Global___LoopIterationStarted | None = ...,
+        node_started: Global___NodeStarted | None = ...,
+        node_completed: Global___NodeCompleted | None = ...,
+        node_failed: Global___NodeFailed | None = ...,
         plan_made: Global___PlanMade | None = ...,
         plan_revised: Global___PlanRevised | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_transferred", b"agent_transferred", "cancel_requested", b"cancel_requested", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_text_delta", b"llm_output_text_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_iteration_started", b"loop_iteration_started", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "record_time", b"record_time", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "session_state_changed", b"session_state_changed", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_transferred", b"agent_transferred", "cancel_requested", b"cancel_requested", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_text_delta", b"llm_output_text_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_iteration_started", b"loop_iteration_started", "node_completed", b"node_completed", "node_failed", b"node_failed", "node_started", b"node_started", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "record_time", b"record_time", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "session_state_changed", b"session_state_changed", "step_completed", b"step_completed", "step_failed", b"step_failed", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "value_recorded", b"value_recorded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_transferred", b"agent_transferred", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_text_delta", b"llm_output_text_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_iteration_started", b"loop_iteration_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "record_time", b"record_time", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "session_state_changed", b"session_state_changed", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "agent_transferred", b"agent_transferred", "attempt", b"attempt", "branch", b"branch", "cancel_requested", b"cancel_requested", "depth", b"depth", "effect_digest", b"effect_digest", "effect_key", b"effect_key", "history_compacted", b"history_compacted", "input_received", b"input_received", "input_requested", b"input_requested", "invocation_id", b"invocation_id", "llm_completed", b"llm_completed", "llm_failed", b"llm_failed", "llm_output_text_delta", b"llm_output_text_delta", "llm_reasoning_delta", b"llm_reasoning_delta", "llm_retrying", b"llm_retrying", "llm_started", b"llm_started", "llm_tool_call_delta", b"llm_tool_call_delta", "loop_iteration_started", b"loop_iteration_started", "node_completed", b"node_completed", "node_failed", b"node_failed", "node_started", b"node_started", "parent_invocation_id", b"parent_invocation_id", "payload", b"payload", "plan_made", b"plan_made", "plan_revised", b"plan_revised", "record_time", b"record_time", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_dequeued", b"run_dequeued", "run_failed", b"run_failed", "run_forked", b"run_forked", "run_id", b"run_id", "run_interrupted", b"run_interrupted", "run_queued", b"run_queued", "run_resumed", b"run_resumed", "run_started", b"run_started", "sequence", b"sequence", "session_id", b"session_id", "session_state_changed", b"session_state_changed", "span_id", b"span_id", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_id", b"step_id", "step_index", b"step_index", "sub_agent_completed", b"sub_agent_completed", "sub_agent_failed", b"sub_agent_failed", "sub_agent_partial", b"sub_agent_partial", "sub_agent_started", b"sub_agent_started", "tool_completed", b"tool_completed", "tool_failed", b"tool_failed", "tool_output", b"tool_output", "tool_started", b"tool_started", "trace_id", b"trace_id", "value_recorded", b"value_recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_text_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "agent_transferred", "input_requested", "input_received", "session_state_changed", "value_recorded", "cancel_requested", "history_compacted", "loop_iteration_started", "plan_made", "plan_revised"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["run_started", "run_queued", "run_dequeued", "run_resumed", "run_forked", "run_interrupted", "run_completed", "run_failed", "run_cancelled", "sub_agent_started", "sub_agent_partial", "sub_agent_completed", "sub_agent_failed", "llm_started", "llm_output_text_delta", "llm_reasoning_delta", "llm_tool_call_delta", "llm_retrying", "llm_completed", "llm_failed", "tool_started", "tool_output", "tool_completed", "tool_failed", "step_completed", "step_failed", "agent_transferred", "input_requested", "input_received", "session_state_changed", "value_recorded", "cancel_requested", "history_compacted", "loop_iteration_started", "node_started", "node_completed", "node_failed", "plan_made", "plan_revised"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -575,11 +593,32 @@ class RunVersions(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NodesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REPLAY_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
     PRICES_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     replay: _builtins.int
     """The version of the replay rules."""
     prices: _builtins.str
@@ -596,6 +635,10 @@ class RunVersions(_message.Message):
     def agents(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Name of an agent in code to its declared version."""
 
+    @_builtins.property
+    def nodes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Name of a function of graphs' nodes to its declared version."""
+
     def __init__(
         self,
         *,
@@ -604,10 +647,11 @@ class RunVersions(_message.Message):
         models: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         agents: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         prices: _builtins.str = ...,
+        nodes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "models", b"models", "prices", b"prices", "replay", b"replay", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "models", b"models", "nodes", b"nodes", "prices", b"prices", "replay", b"replay", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -946,6 +990,7 @@ class SubAgentStarted(_message.Message):
     FROM_INVOCATION_ID_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
     MOCK_INDEX_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     kind: _execution_pb2.AgentKind.ValueType
     """The kind of the sub-agent; FUNCTION for one in code."""
     trigger: _execution_pb2.InvocationTrigger.ValueType
@@ -962,6 +1007,8 @@ class SubAgentStarted(_message.Message):
     """The iteration of the loop or plan_execute agent that called it, from 0; absent if neither called it."""
     mock_index: _builtins.int
     """The mock that answers instead of the agent, by its number in ToolMocks.agents of the run; absent if the agent runs."""
+    node: _builtins.str
+    """The node that dispatched it, of the graph that called it; empty if no node did."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents that have spoken on the way here, the last 32 of them."""
@@ -983,10 +1030,11 @@ class SubAgentStarted(_message.Message):
         from_invocation_id: _builtins.str = ...,
         iteration: _builtins.int | None = ...,
         mock_index: _builtins.int | None = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "input", b"input", "iteration", b"iteration", "mock_index", b"mock_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "call_id", b"call_id", "description", b"description", "from_invocation_id", b"from_invocation_id", "input", b"input", "iteration", b"iteration", "kind", b"kind", "mock_index", b"mock_index", "revision", b"revision", "run_path", b"run_path", "trigger", b"trigger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "call_id", b"call_id", "description", b"description", "from_invocation_id", b"from_invocation_id", "input", b"input", "iteration", b"iteration", "kind", b"kind", "mock_index", b"mock_index", "node", b"node", "revision", b"revision", "run_path", b"run_path", "trigger", b"trigger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__iteration: _TypeAlias = _typing.Literal["iteration"]  # noqa: Y015
     _WhichOneofArgType__iteration: _TypeAlias = _typing.Literal["_iteration", b"_iteration"]  # noqa: Y015
@@ -2047,6 +2095,221 @@ class HistoryCompacted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HistoryCompacted: _TypeAlias = HistoryCompacted  # noqa: Y015
+
+@_typing.final
+class NodeStarted(_message.Message):
+    """A visit of a graph's node started. The events of a visit have one key, and belong to no step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    SUPERSTEP_FIELD_NUMBER: _builtins.int
+    VISIT_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    ITEM_COUNT_FIELD_NUMBER: _builtins.int
+    TRIGGERED_BY_FIELD_NUMBER: _builtins.int
+    INPUT_JSON_FIELD_NUMBER: _builtins.int
+    INPUT_TRUNCATED_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The name of the node in its graph."""
+    superstep: _builtins.int
+    """The number of the superstep, from 0; absent in a DAG."""
+    visit: _builtins.int
+    """The number of the visit among those of this node in this invocation of the graph, from 0."""
+    item: _builtins.int
+    """The number of the item that the event is about, from 0; absent if it is about the whole visit."""
+    item_count: _builtins.int
+    """How many items the visit has; absent if the node does not run once for each item."""
+    input_json: _builtins.str
+    """The input, as JSON text. Over 64 KiB its middle is left out, and the text is no JSON then."""
+    input_truncated: _builtins.bool
+    """Whether the input was cut to fit."""
+    @_builtins.property
+    def triggered_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The nodes whose values made it run, or START, in the order in which values are merged. Empty for an item."""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        superstep: _builtins.int | None = ...,
+        visit: _builtins.int = ...,
+        item: _builtins.int | None = ...,
+        item_count: _builtins.int | None = ...,
+        triggered_by: _abc.Iterable[_builtins.str] | None = ...,
+        input_json: _builtins.str = ...,
+        input_truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_item", b"_item", "_item_count", b"_item_count", "_superstep", b"_superstep", "item", b"item", "item_count", b"item_count", "superstep", b"superstep"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_item", b"_item", "_item_count", b"_item_count", "_superstep", b"_superstep", "input_json", b"input_json", "input_truncated", b"input_truncated", "item", b"item", "item_count", b"item_count", "node", b"node", "superstep", b"superstep", "triggered_by", b"triggered_by", "visit", b"visit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__item: _TypeAlias = _typing.Literal["item"]  # noqa: Y015
+    _WhichOneofArgType__item: _TypeAlias = _typing.Literal["_item", b"_item"]  # noqa: Y015
+    _WhichOneofReturnType__item_count: _TypeAlias = _typing.Literal["item_count"]  # noqa: Y015
+    _WhichOneofArgType__item_count: _TypeAlias = _typing.Literal["_item_count", b"_item_count"]  # noqa: Y015
+    _WhichOneofReturnType__superstep: _TypeAlias = _typing.Literal["superstep"]  # noqa: Y015
+    _WhichOneofArgType__superstep: _TypeAlias = _typing.Literal["_superstep", b"_superstep"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__item) -> _WhichOneofReturnType__item | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__item_count) -> _WhichOneofReturnType__item_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__superstep) -> _WhichOneofReturnType__superstep | None: ...
+
+Global___NodeStarted: _TypeAlias = NodeStarted  # noqa: Y015
+
+@_typing.final
+class ChannelUpdate(_message.Message):
+    """A value that a visit wrote to a channel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    channel: _builtins.str
+    """The name of the channel in its graph."""
+    value_json: _builtins.str
+    """What was written, as JSON text; the channel's reducer says what it does."""
+    def __init__(
+        self,
+        *,
+        channel: _builtins.str = ...,
+        value_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "value_json", b"value_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChannelUpdate: _TypeAlias = ChannelUpdate  # noqa: Y015
+
+@_typing.final
+class NodeCompleted(_message.Message):
+    """A visit of a graph's node ended with an output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    SUPERSTEP_FIELD_NUMBER: _builtins.int
+    VISIT_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    OUTPUT_JSON_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The name of the node in its graph."""
+    superstep: _builtins.int
+    """The number of the superstep, from 0; absent in a DAG."""
+    visit: _builtins.int
+    """The number of the visit, as in its node_started."""
+    item: _builtins.int
+    """The number of the item that the event is about, from 0; absent if it is about the whole visit."""
+    output_json: _builtins.str
+    """The output, as JSON text of at most 512 KiB."""
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelUpdate]:
+        """What it wrote to channels, in order. Empty for an item."""
+
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The nodes that the output goes to, or END, sorted by name. Empty for an item."""
+
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """From the start to the end, time in which the run waited for input included."""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        superstep: _builtins.int | None = ...,
+        visit: _builtins.int = ...,
+        item: _builtins.int | None = ...,
+        output_json: _builtins.str = ...,
+        updates: _abc.Iterable[Global___ChannelUpdate] | None = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_item", b"_item", "_superstep", b"_superstep", "duration", b"duration", "item", b"item", "superstep", b"superstep"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_item", b"_item", "_superstep", b"_superstep", "duration", b"duration", "item", b"item", "node", b"node", "output_json", b"output_json", "superstep", b"superstep", "targets", b"targets", "updates", b"updates", "visit", b"visit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__item: _TypeAlias = _typing.Literal["item"]  # noqa: Y015
+    _WhichOneofArgType__item: _TypeAlias = _typing.Literal["_item", b"_item"]  # noqa: Y015
+    _WhichOneofReturnType__superstep: _TypeAlias = _typing.Literal["superstep"]  # noqa: Y015
+    _WhichOneofArgType__superstep: _TypeAlias = _typing.Literal["_superstep", b"_superstep"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__item) -> _WhichOneofReturnType__item | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__superstep) -> _WhichOneofReturnType__superstep | None: ...
+
+Global___NodeCompleted: _TypeAlias = NodeCompleted  # noqa: Y015
+
+@_typing.final
+class NodeFailed(_message.Message):
+    """A visit of a graph's node ended without an output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    SUPERSTEP_FIELD_NUMBER: _builtins.int
+    VISIT_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_TARGET_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The name of the node in its graph."""
+    superstep: _builtins.int
+    """The number of the superstep, from 0; absent in a DAG."""
+    visit: _builtins.int
+    """The number of the visit, as in its node_started."""
+    item: _builtins.int
+    """The number of the item that the event is about, from 0; absent if it is about the whole visit."""
+    error_target: _builtins.str
+    """The node that handles the failure: it gets the error as its input. Empty if the failure is not handled."""
+    @_builtins.property
+    def error(self) -> _error_pb2.AgentError:
+        """Why it failed, with the reason CANCELLED if it was cancelled."""
+
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelUpdate]:
+        """What its handler `before` wrote to channels, in order; only if the failure is handled."""
+
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """From the start to the end, time in which the run waited for input included."""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        superstep: _builtins.int | None = ...,
+        visit: _builtins.int = ...,
+        item: _builtins.int | None = ...,
+        error: _error_pb2.AgentError | None = ...,
+        error_target: _builtins.str = ...,
+        updates: _abc.Iterable[Global___ChannelUpdate] | None = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_item", b"_item", "_superstep", b"_superstep", "duration", b"duration", "error", b"error", "item", b"item", "superstep", b"superstep"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_item", b"_item", "_superstep", b"_superstep", "duration", b"duration", "error", b"error", "error_target", b"error_target", "item", b"item", "node", b"node", "superstep", b"superstep", "updates", b"updates", "visit", b"visit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__item: _TypeAlias = _typing.Literal["item"]  # noqa: Y015
+    _WhichOneofArgType__item: _TypeAlias = _typing.Literal["_item", b"_item"]  # noqa: Y015
+    _WhichOneofReturnType__superstep: _TypeAlias = _typing.Literal["superstep"]  # noqa: Y015
+    _WhichOneofArgType__superstep: _TypeAlias = _typing.Literal["_superstep", b"_superstep"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__item) -> _WhichOneofReturnType__item | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__superstep) -> _WhichOneofReturnType__superstep | None: ...
+
+Global___NodeFailed: _TypeAlias = NodeFailed  # noqa: Y015
 
 @_typing.final
 class PlanItem(_message.Message):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from bough.v1 import message_pb2 as bough_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x62ough/v1/fork.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\"?\n\nForkOrigin\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1a\n\x08sequence\x18\x02 \x01(\x03R\x08sequence\"\x80\x02\n\x0b\x46orkChanges\x12\x39\n\x06\x61gents\x18\x01 \x03(\x0b\x32!.bough.v1.ForkChanges.AgentsEntryR\x06\x61gents\x12\'\n\x05input\x18\x02 \x01(\x0b\x32\x11.bough.v1.MessageR\x05input\x12\x39\n\x0ctool_results\x18\x03 \x03(\x0b\x32\x16.bough.v1.EditedResultR\x0btoolResults\x1aR\n\x0b\x41gentsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x17.bough.v1.AgentOverrideR\x05value:\x02\x38\x01\"k\n\rAgentOverride\x12\x19\n\x05model\x18\x01 \x01(\tH\x00R\x05model\x88\x01\x01\x12%\n\x0binstruction\x18\x02 \x01(\tH\x01R\x0binstruction\x88\x01\x01\x42\x08\n\x06_modelB\x0e\n\x0c_instruction\"}\n\x0c\x45\x64itedResult\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12#\n\rinvocation_id\x18\x02 \x01(\tR\x0cinvocationId\x12/\n\x07outcome\x18\x03 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeR\x07outcomeBS\n\x0c\x64\x65v.bough.v1B\tForkProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x62ough/v1/fork.proto\x12\x08\x62ough.v1\x1a\x16\x62ough/v1/message.proto\"?\n\nForkOrigin\x12\x15\n\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x1a\n\x08sequence\x18\x02 \x01(\x03R\x08sequence\"\xbf\x02\n\x0b\x46orkChanges\x12\x39\n\x06\x61gents\x18\x01 \x03(\x0b\x32!.bough.v1.ForkChanges.AgentsEntryR\x06\x61gents\x12\'\n\x05input\x18\x02 \x01(\x0b\x32\x11.bough.v1.MessageR\x05input\x12\x39\n\x0ctool_results\x18\x03 \x03(\x0b\x32\x16.bough.v1.EditedResultR\x0btoolResults\x12=\n\x0cnode_outputs\x18\x04 \x03(\x0b\x32\x1a.bough.v1.EditedNodeOutputR\x0bnodeOutputs\x1aR\n\x0b\x41gentsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x17.bough.v1.AgentOverrideR\x05value:\x02\x38\x01\"n\n\x10\x45\x64itedNodeOutput\x12\x1a\n\x08sequence\x18\x01 \x01(\x03R\x08sequence\x12\x1f\n\x0boutput_json\x18\x02 \x01(\tR\noutputJson\x12\x1d\n\neffect_key\x18\x03 \x01(\tR\teffectKey\"k\n\rAgentOverride\x12\x19\n\x05model\x18\x01 \x01(\tH\x00R\x05model\x88\x01\x01\x12%\n\x0binstruction\x18\x02 \x01(\tH\x01R\x0binstruction\x88\x01\x01\x42\x08\n\x06_modelB\x0e\n\x0c_instruction\"}\n\x0c\x45\x64itedResult\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12#\n\rinvocation_id\x18\x02 \x01(\tR\x0cinvocationId\x12/\n\x07outcome\x18\x03 \x01(\x0b\x32\x15.bough.v1.ToolOutcomeR\x07outcomeBS\n\x0c\x64\x65v.bough.v1B\tForkProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FORKORIGIN']._serialized_start=57
   _globals['_FORKORIGIN']._serialized_end=120
   _globals['_FORKCHANGES']._serialized_start=123
-  _globals['_FORKCHANGES']._serialized_end=379
-  _globals['_FORKCHANGES_AGENTSENTRY']._serialized_start=297
-  _globals['_FORKCHANGES_AGENTSENTRY']._serialized_end=379
-  _globals['_AGENTOVERRIDE']._serialized_start=381
-  _globals['_AGENTOVERRIDE']._serialized_end=488
-  _globals['_EDITEDRESULT']._serialized_start=490
-  _globals['_EDITEDRESULT']._serialized_end=615
+  _globals['_FORKCHANGES']._serialized_end=442
+  _globals['_FORKCHANGES_AGENTSENTRY']._serialized_start=360
+  _globals['_FORKCHANGES_AGENTSENTRY']._serialized_end=442
+  _globals['_EDITEDNODEOUTPUT']._serialized_start=444
+  _globals['_EDITEDNODEOUTPUT']._serialized_end=554
+  _globals['_AGENTOVERRIDE']._serialized_start=556
+  _globals['_AGENTOVERRIDE']._serialized_end=663
+  _globals['_EDITEDRESULT']._serialized_start=665
+  _globals['_EDITEDRESULT']._serialized_end=790
 # @@protoc_insertion_point(module_scope)

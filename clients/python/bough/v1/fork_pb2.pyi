@@ -75,6 +75,7 @@ class ForkChanges(_message.Message):
     AGENTS_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     TOOL_RESULTS_FIELD_NUMBER: _builtins.int
+    NODE_OUTPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def agents(self) -> _containers.MessageMap[_builtins.str, Global___AgentOverride]:
         """Changes to agents, by name, for the fork and everything that it dispatches."""
@@ -87,20 +88,57 @@ class ForkChanges(_message.Message):
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___EditedResult]:
         """Tool calls with another outcome than the recorded one. The fork begins right before the first of their ends."""
 
+    @_builtins.property
+    def node_outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EditedNodeOutput]:
+        """Visits of graphs' nodes with another output than the recorded one, or than the recorded failure. The fork begins right before the
+        first of their ends; what the node does with its output, such as writes and routing, happens again.
+        """
+
     def __init__(
         self,
         *,
         agents: _abc.Mapping[_builtins.str, Global___AgentOverride] | None = ...,
         input: _message_pb2.Message | None = ...,
         tool_results: _abc.Iterable[Global___EditedResult] | None = ...,
+        node_outputs: _abc.Iterable[Global___EditedNodeOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "input", b"input", "tool_results", b"tool_results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "input", b"input", "node_outputs", b"node_outputs", "tool_results", b"tool_results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForkChanges: _TypeAlias = ForkChanges  # noqa: Y015
+
+@_typing.final
+class EditedNodeOutput(_message.Message):
+    """Another output of a visit of a graph's node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    OUTPUT_JSON_FIELD_NUMBER: _builtins.int
+    EFFECT_KEY_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """The visit, by the sequence of its node_completed or node_failed in the origin's log. It is the end of a whole visit, not of an item."""
+    output_json: _builtins.str
+    """The output of the node's work that replaces the recorded one, as JSON text."""
+    effect_key: _builtins.str
+    """The key of the visit. Ignored in a request; the server sets it in run_forked. Opaque."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        output_json: _builtins.str = ...,
+        effect_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effect_key", b"effect_key", "output_json", b"output_json", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EditedNodeOutput: _TypeAlias = EditedNodeOutput  # noqa: Y015
 
 @_typing.final
 class AgentOverride(_message.Message):

@@ -465,6 +465,7 @@ class AgentInvocation(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     MOCK_INDEX_FIELD_NUMBER: _builtins.int
     MODEL_FAULTS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The id, unique in the run."""
     parent_invocation_id: _builtins.str
@@ -505,6 +506,8 @@ class AgentInvocation(_message.Message):
     """The mock that answered instead of the agent, as SubAgentStarted.mock_index; absent if there was none, and if it
     answered before a fork that brings mocks, which have numbers from 0 again.
     """
+    node: _builtins.str
+    """The node that dispatched it, of the graph that is its parent; empty if no node did."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents that have spoken on the way here, the last 32 of them."""
@@ -584,10 +587,11 @@ class AgentInvocation(_message.Message):
         settings: _model_pb2.ModelSettings | None = ...,
         mock_index: _builtins.int | None = ...,
         model_faults: _abc.Iterable[Global___FaultCount] | None = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "end_time", b"end_time", "error", b"error", "input", b"input", "iteration", b"iteration", "mock_index", b"mock_index", "output", b"output", "settings", b"settings", "start_time", b"start_time", "tree_usage", b"tree_usage", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "anomalies", b"anomalies", "branch", b"branch", "call_id", b"call_id", "cancel_reason", b"cancel_reason", "child_count", b"child_count", "depth", b"depth", "end_reason", b"end_reason", "end_time", b"end_time", "error", b"error", "from_invocation_id", b"from_invocation_id", "input", b"input", "invocation_id", b"invocation_id", "iteration", b"iteration", "kind", b"kind", "mock_index", b"mock_index", "model_faults", b"model_faults", "name", b"name", "output", b"output", "parent_invocation_id", b"parent_invocation_id", "revision", b"revision", "run_path", b"run_path", "settings", b"settings", "span_id", b"span_id", "start_time", b"start_time", "state", b"state", "step_count", b"step_count", "trace_id", b"trace_id", "tree_usage", b"tree_usage", "trigger", b"trigger", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_iteration", b"_iteration", "_mock_index", b"_mock_index", "anomalies", b"anomalies", "branch", b"branch", "call_id", b"call_id", "cancel_reason", b"cancel_reason", "child_count", b"child_count", "depth", b"depth", "end_reason", b"end_reason", "end_time", b"end_time", "error", b"error", "from_invocation_id", b"from_invocation_id", "input", b"input", "invocation_id", b"invocation_id", "iteration", b"iteration", "kind", b"kind", "mock_index", b"mock_index", "model_faults", b"model_faults", "name", b"name", "node", b"node", "output", b"output", "parent_invocation_id", b"parent_invocation_id", "revision", b"revision", "run_path", b"run_path", "settings", b"settings", "span_id", b"span_id", "start_time", b"start_time", "state", b"state", "step_count", b"step_count", "trace_id", b"trace_id", "tree_usage", b"tree_usage", "trigger", b"trigger", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__iteration: _TypeAlias = _typing.Literal["iteration"]  # noqa: Y015
     _WhichOneofArgType__iteration: _TypeAlias = _typing.Literal["_iteration", b"_iteration"]  # noqa: Y015

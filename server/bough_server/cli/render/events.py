@@ -7,6 +7,7 @@ from bough import text_of
 from bough.v1 import event_pb2, execution_pb2, message_pb2
 from bough_server.cli.render.blocks import STARTING, AgentBlocks, AgentLane, Handlers, Running, TextWrapper
 from bough_server.cli.render.format import clip, duration_text, pluralize, seconds_text
+from bough_server.cli.render.graphs import place_text, targets_text
 from bough_server.cli.render.notes import (
     answer_or_expiry_text,
     cancel_request_text,
@@ -111,6 +112,24 @@ def _write_plan(blocks: AgentBlocks, lane: AgentLane, items: Sequence[event_pb2.
         blocks.write_line(lane, f"  … and {len(items) - _MAX_STEPS} more", "dim")
 
 
+def _on_node_started(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    blocks.flush(lane)
+    blocks.write_line(lane, f"◇ {place_text(event.node_started)}", "dim")
+
+
+def _on_node_completed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    completed = event.node_completed
+    went, output = targets_text(completed.targets), one_line(completed.output_json)
+    text = clip(f"{place_text(completed)} {went}  {output}", blocks.room(lane) - 2)
+    blocks.write_line(lane, f"◆ {text}", "cyan")
+
+
+def _on_node_failed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
+    failed = event.node_failed
+    handled = f" -> {failed.error_target}" if failed.error_target else ""
+    blocks.write_error(lane, f"✗ {place_text(failed)}{handled}  {blocks.format_error(failed.error)}")
+
+
 def _on_session_state_changed(blocks: AgentBlocks, event: AgentEvent, lane: AgentLane, now: float) -> None:
     # A plan_execute agent stores its plan in the session state; it is shown as the plan already.
     hidden = _PLAN_KEYS if lane.kind == execution_pb2.AGENT_KIND_PLAN_EXECUTE else ()
@@ -135,6 +154,9 @@ CONTROL_EVENTS: Final[Handlers] = {
     "loop_iteration_started": _on_loop_iteration_started,
     "plan_made": _on_plan_made,
     "plan_revised": _on_plan_revised,
+    "node_started": _on_node_started,
+    "node_completed": _on_node_completed,
+    "node_failed": _on_node_failed,
     "session_state_changed": _on_session_state_changed,
     "history_compacted": _on_history_compacted,
 }

@@ -5,6 +5,7 @@ from typing import Final
 
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2
 from bough_server.cli.render.format import clip, duration_text, enum_text, error_text, seconds_text
+from bough_server.cli.render.graphs import place_text, targets_text
 from bough_server.cli.render.notes import (
     answer_or_expiry_text,
     cancel_request_text,
@@ -32,7 +33,10 @@ from bough_server.plain_text import one_line
 AgentEvent = event_pb2.AgentEvent
 _WIDTH: Final = 160
 _ERRORS: Final = frozenset(
-    {"run_failed", "run_cancelled", "sub_agent_failed", "llm_retrying", "llm_failed", "tool_failed", "step_failed"}
+    {
+        *("run_failed", "run_cancelled", "sub_agent_failed", "llm_retrying", "llm_failed", "tool_failed"),
+        *("step_failed", "node_failed"),
+    }
 )
 """Payloads whose gist is an error."""
 
@@ -80,6 +84,11 @@ def _describe_request(event: AgentEvent) -> str:
     return f"{request_text(request)} {expiry_text(request)}".rstrip()
 
 
+def _describe_node_end(event: AgentEvent) -> str:
+    completed = event.node_completed
+    return f"{place_text(completed)} {targets_text(completed.targets)} {completed.output_json}"
+
+
 _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "run_started": lambda e: _prefix_note(_describe_start(e.run_started), content_text(e.run_started.input)),
     "run_dequeued": lambda e: first_member_text(e.run_dequeued.starts_with) if e.run_dequeued.starts_with else "",
@@ -122,6 +131,9 @@ _GISTS: Final[Mapping[str, Callable[[AgentEvent], str]]] = {
     "loop_iteration_started": lambda e: iteration_text(e.loop_iteration_started),
     "plan_made": lambda e: steps_text(e.plan_made.items),
     "plan_revised": lambda e: steps_text(e.plan_revised.items),
+    "node_started": lambda e: f"{place_text(e.node_started)} {e.node_started.input_json}",
+    "node_completed": _describe_node_end,
+    "node_failed": lambda e: f"{place_text(e.node_failed)} {error_text(e.node_failed.error)}",
     "session_state_changed": lambda e: changes_text(e.session_state_changed.state_changes),
     "history_compacted": lambda e: compaction_text(e.history_compacted),
 }

@@ -202,8 +202,8 @@ def _message_of(error: ErrorDetails) -> str:
 
 
 def join_text(message: message_pb2.Message) -> str:
-    """Return the text of a message, its parts joined by line feeds."""
-    return "\n".join(part.text for part in message.parts if part.text)
+    """Return the text of a message, its parts of text and of JSON joined by line feeds."""
+    return "\n".join(part.text or part.data_json for part in message.parts if part.text or part.data_json)
 
 
 def current_turn(messages: Sequence[message_pb2.Message]) -> Sequence[message_pb2.Message]:

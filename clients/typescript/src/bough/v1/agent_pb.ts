@@ -22,13 +22,13 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/agent.proto.
  */
 export const file_bough_v1_agent: GenFile = /*@__PURE__*/
-  fileDesc("ChRib3VnaC92MS9hZ2VudC5wcm90bxIIYm91Z2gudjEivQUKD0FnZW50RGVmaW5pdGlvbhIMCgRuYW1lGAEgASgJEhMKC2Rlc2NyaXB0aW9uGAIgASgJEiEKA2xsbRgDIAEoCzISLmJvdWdoLnYxLkxsbUFnZW50SAASKwoIc2VxdWVuY2UYBCABKAsyFy5ib3VnaC52MS5TZXF1ZW5jZUFnZW50SAASKwoIcGFyYWxsZWwYBSABKAsyFy5ib3VnaC52MS5QYXJhbGxlbEFnZW50SAASIwoEbG9vcBgGIAEoCzITLmJvdWdoLnYxLkxvb3BBZ2VudEgAEi8KCnN1cGVydmlzb3IYByABKAsyGS5ib3VnaC52MS5TdXBlcnZpc29yQWdlbnRIABIlCgVzd2FybRgIIAEoCzIULmJvdWdoLnYxLlN3YXJtQWdlbnRIABIyCgxwbGFuX2V4ZWN1dGUYCSABKAsyGi5ib3VnaC52MS5QbGFuRXhlY3V0ZUFnZW50SAASKwoIZnVuY3Rpb24YCyABKAsyFy5ib3VnaC52MS5GdW5jdGlvbkFnZW50SAASJwoKc3ViX2FnZW50cxgUIAMoCzITLmJvdWdoLnYxLkFnZW50TGluaxIoCgdoaXN0b3J5GBUgASgLMhcuYm91Z2gudjEuSGlzdG9yeVBvbGljeRIlCgZkZWx0YXMYFiABKAsyFS5ib3VnaC52MS5EZWx0YVBvbGljeRIgCgZsaW1pdHMYFyABKAsyEC5ib3VnaC52MS5MaW1pdHMSGQoRaW5wdXRfc2NoZW1hX2pzb24YGCABKAkSGgoSb3V0cHV0X3NjaGVtYV9qc29uGBkgASgJEhIKCm91dHB1dF9rZXkYGiABKAkSPQoUb25fc3ViX2FnZW50X2ZhaWx1cmUYGyABKA4yHy5ib3VnaC52MS5TdWJBZ2VudEZhaWx1cmVQb2xpY3lCBgoEa2luZCL9AQoFQWdlbnQSLQoKZGVmaW5pdGlvbhgBIAEoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbhIQCghyZXZpc2lvbhgCIAEoCRIlCgZzb3VyY2UYAyABKA4yFS5ib3VnaC52MS5BZ2VudFNvdXJjZRIhCgRraW5kGAQgASgOMhMuYm91Z2gudjEuQWdlbnRLaW5kEi8KC2NyZWF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBI4ChRyZXZpc2lvbl9jcmVhdGVfdGltZRgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wIKCExsbUFnZW50Eg0KBW1vZGVsGAEgASgJEhMKC2luc3RydWN0aW9uGAIgASgJEiEKBXRvb2xzGAMgAygLMhIuYm91Z2gudjEuVG9vbExpbmsSFgoJbWF4X3N0ZXBzGAQgASgFSACIAQESGwoOcGFyYWxsZWxfdG9vbHMYBSABKAhIAYgBARIZChFmaW5hbF9hbnN3ZXJfdG9vbBgGIAEoCBIVCg1pbmhlcml0X3Rvb2xzGAggASgIEhgKEGhpc3RvcnlfcmV3cml0ZXIYCSABKAkSHgoWc2tpcF90cmFuc2Zlcl9tZXNzYWdlcxgKIAEoCBIjChtkaXNhbGxvd190cmFuc2Zlcl90b19wYXJlbnQYCyABKAgSKQoIc2V0dGluZ3MYDCABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzQgwKCl9tYXhfc3RlcHNCEQoPX3BhcmFsbGVsX3Rvb2xzIg8KDVNlcXVlbmNlQWdlbnQidgoNUGFyYWxsZWxBZ2VudBIzCgpvbl9mYWlsdXJlGAEgASgOMh8uYm91Z2gudjEuUGFyYWxsZWxGYWlsdXJlUG9saWN5EhwKD21heF9jb25jdXJyZW5jeRgCIAEoBUgAiAEBQhIKEF9tYXhfY29uY3VycmVuY3kiXwoJTG9vcEFnZW50EhsKDm1heF9pdGVyYXRpb25zGAEgASgFSACIAQESIgoFdW50aWwYAiABKAsyEy5ib3VnaC52MS5Mb29wVW50aWxCEQoPX21heF9pdGVyYXRpb25zIkMKCUxvb3BVbnRpbBITCglwcmVkaWNhdGUYASABKAlIABIUCgpzdGF0ZV9wYXRoGAIgASgJSABCCwoJY29uZGl0aW9uImgKD1N1cGVydmlzb3JBZ2VudBIfCgNsbG0YASABKAsyEi5ib3VnaC52MS5MbG1BZ2VudBI0ChRuZXh0X3J1bl9zdGFydHNfd2l0aBgCIAEoDjIWLmJvdWdoLnYxLk5leHRSdW5TdGFydCJXCgpTd2FybUFnZW50EhMKC2VudHJ5X2FnZW50GAEgASgJEjQKFG5leHRfcnVuX3N0YXJ0c193aXRoGAIgASgOMhYuYm91Z2gudjEuTmV4dFJ1blN0YXJ0IngKEFBsYW5FeGVjdXRlQWdlbnQSDwoHcGxhbm5lchgBIAEoCRIQCghleGVjdXRvchgCIAEoCRIRCglyZXBsYW5uZXIYAyABKAkSGwoObWF4X2l0ZXJhdGlvbnMYBCABKAVIAIgBAUIRCg9fbWF4X2l0ZXJhdGlvbnMiIQoNRnVuY3Rpb25BZ2VudBIQCghmdW5jdGlvbhgBIAEoCSKlAQoIVG9vbExpbmsSDAoEbmFtZRgBIAEoCRIeChFtYXhfY2FsbHNfcGVyX3J1bhgCIAEoBUgAiAEBEioKB3RpbWVvdXQYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGQoRcmVxdWlyZXNfYXBwcm92YWwYBCABKAgSDgoGc2VydmVyGAUgASgJQhQKEl9tYXhfY2FsbHNfcGVyX3J1biLpAQoJQWdlbnRMaW5rEg0KBWFnZW50GAEgASgJEiUKCWxpbmtfbW9kZRgCIAEoDjISLmJvdWdoLnYxLkxpbmtNb2RlEjMKCm9uX2ZhaWx1cmUYAyABKA4yHy5ib3VnaC52MS5TdWJBZ2VudEZhaWx1cmVQb2xpY3kSKAoHaGlzdG9yeRgEIAEoCzIXLmJvdWdoLnYxLkhpc3RvcnlQb2xpY3kSJQoFaW5wdXQYBSABKAsyFi5ib3VnaC52MS5JbnB1dEJ1aWxkZXISIAoGbGltaXRzGAYgASgLMhAuYm91Z2gudjEuTGltaXRzIkEKDElucHV0QnVpbGRlchISCgh0ZW1wbGF0ZRgBIAEoCUgAEhIKCGZ1bmN0aW9uGAIgASgJSABCCQoHYnVpbGRlciKjAQoNSGlzdG9yeVBvbGljeRIlCgVzY29wZRgBIAEoDjIWLmJvdWdoLnYxLkhpc3RvcnlTY29wZRIxCg5zbGlkaW5nX3dpbmRvdxgCIAEoCzIXLmJvdWdoLnYxLlNsaWRpbmdXaW5kb3dIABIsCglzdW1tYXJpemUYAyABKAsyFy5ib3VnaC52MS5TdW1tYXJpemF0aW9uSABCCgoIb3ZlcmZsb3ciZwoNU2xpZGluZ1dpbmRvdxIXCgptYXhfdG9rZW5zGAEgASgFSACIAQESGwoOcmVzZXJ2ZV90b2tlbnMYAiABKAVIAYgBAUINCgtfbWF4X3Rva2Vuc0IRCg9fcmVzZXJ2ZV90b2tlbnMihAEKDVN1bW1hcml6YXRpb24SFwoKbWF4X3Rva2VucxgBIAEoBUgAiAEBEiIKFWtlZXBfcmVjZW50X2V4Y2hhbmdlcxgCIAEoBUgBiAEBEg0KBW1vZGVsGAMgASgJQg0KC19tYXhfdG9rZW5zQhgKFl9rZWVwX3JlY2VudF9leGNoYW5nZXMqjQEKC0FnZW50U291cmNlEhwKGEFHRU5UX1NPVVJDRV9VTlNQRUNJRklFRBAAEhUKEUFHRU5UX1NPVVJDRV9GSUxFEAESFQoRQUdFTlRfU09VUkNFX0NPREUQAhIXChNBR0VOVF9TT1VSQ0VfU1RPUkVEEAMSGQoVQUdFTlRfU09VUkNFX1JFVklTSU9OEAQqjQEKFVBhcmFsbGVsRmFpbHVyZVBvbGljeRInCiNQQVJBTExFTF9GQUlMVVJFX1BPTElDWV9VTlNQRUNJRklFRBAAEiQKIFBBUkFMTEVMX0ZBSUxVUkVfUE9MSUNZX1dBSVRfQUxMEAESJQohUEFSQUxMRUxfRkFJTFVSRV9QT0xJQ1lfRkFJTF9GQVNUEAIqaQoMTmV4dFJ1blN0YXJ0Eh4KGk5FWFRfUlVOX1NUQVJUX1VOU1BFQ0lGSUVEEAASGAoUTkVYVF9SVU5fU1RBUlRfRU5UUlkQARIfChtORVhUX1JVTl9TVEFSVF9MQVNUX1NQRUFLRVIQAipRCghMaW5rTW9kZRIZChVMSU5LX01PREVfVU5TUEVDSUZJRUQQABISCg5MSU5LX01PREVfVE9PTBABEhYKEkxJTktfTU9ERV9UUkFOU0ZFUhACQlQKDGRldi5ib3VnaC52MUIKQWdlbnRQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw", [file_bough_v1_execution, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChRib3VnaC92MS9hZ2VudC5wcm90bxIIYm91Z2gudjEi5AUKD0FnZW50RGVmaW5pdGlvbhIMCgRuYW1lGAEgASgJEhMKC2Rlc2NyaXB0aW9uGAIgASgJEiEKA2xsbRgDIAEoCzISLmJvdWdoLnYxLkxsbUFnZW50SAASKwoIc2VxdWVuY2UYBCABKAsyFy5ib3VnaC52MS5TZXF1ZW5jZUFnZW50SAASKwoIcGFyYWxsZWwYBSABKAsyFy5ib3VnaC52MS5QYXJhbGxlbEFnZW50SAASIwoEbG9vcBgGIAEoCzITLmJvdWdoLnYxLkxvb3BBZ2VudEgAEi8KCnN1cGVydmlzb3IYByABKAsyGS5ib3VnaC52MS5TdXBlcnZpc29yQWdlbnRIABIlCgVzd2FybRgIIAEoCzIULmJvdWdoLnYxLlN3YXJtQWdlbnRIABIyCgxwbGFuX2V4ZWN1dGUYCSABKAsyGi5ib3VnaC52MS5QbGFuRXhlY3V0ZUFnZW50SAASJQoFZ3JhcGgYCiABKAsyFC5ib3VnaC52MS5HcmFwaEFnZW50SAASKwoIZnVuY3Rpb24YCyABKAsyFy5ib3VnaC52MS5GdW5jdGlvbkFnZW50SAASJwoKc3ViX2FnZW50cxgUIAMoCzITLmJvdWdoLnYxLkFnZW50TGluaxIoCgdoaXN0b3J5GBUgASgLMhcuYm91Z2gudjEuSGlzdG9yeVBvbGljeRIlCgZkZWx0YXMYFiABKAsyFS5ib3VnaC52MS5EZWx0YVBvbGljeRIgCgZsaW1pdHMYFyABKAsyEC5ib3VnaC52MS5MaW1pdHMSGQoRaW5wdXRfc2NoZW1hX2pzb24YGCABKAkSGgoSb3V0cHV0X3NjaGVtYV9qc29uGBkgASgJEhIKCm91dHB1dF9rZXkYGiABKAkSPQoUb25fc3ViX2FnZW50X2ZhaWx1cmUYGyABKA4yHy5ib3VnaC52MS5TdWJBZ2VudEZhaWx1cmVQb2xpY3lCBgoEa2luZCL9AQoFQWdlbnQSLQoKZGVmaW5pdGlvbhgBIAEoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbhIQCghyZXZpc2lvbhgCIAEoCRIlCgZzb3VyY2UYAyABKA4yFS5ib3VnaC52MS5BZ2VudFNvdXJjZRIhCgRraW5kGAQgASgOMhMuYm91Z2gudjEuQWdlbnRLaW5kEi8KC2NyZWF0ZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBI4ChRyZXZpc2lvbl9jcmVhdGVfdGltZRgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wIKCExsbUFnZW50Eg0KBW1vZGVsGAEgASgJEhMKC2luc3RydWN0aW9uGAIgASgJEiEKBXRvb2xzGAMgAygLMhIuYm91Z2gudjEuVG9vbExpbmsSFgoJbWF4X3N0ZXBzGAQgASgFSACIAQESGwoOcGFyYWxsZWxfdG9vbHMYBSABKAhIAYgBARIZChFmaW5hbF9hbnN3ZXJfdG9vbBgGIAEoCBIVCg1pbmhlcml0X3Rvb2xzGAggASgIEhgKEGhpc3RvcnlfcmV3cml0ZXIYCSABKAkSHgoWc2tpcF90cmFuc2Zlcl9tZXNzYWdlcxgKIAEoCBIjChtkaXNhbGxvd190cmFuc2Zlcl90b19wYXJlbnQYCyABKAgSKQoIc2V0dGluZ3MYDCABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzQgwKCl9tYXhfc3RlcHNCEQoPX3BhcmFsbGVsX3Rvb2xzIg8KDVNlcXVlbmNlQWdlbnQidgoNUGFyYWxsZWxBZ2VudBIzCgpvbl9mYWlsdXJlGAEgASgOMh8uYm91Z2gudjEuUGFyYWxsZWxGYWlsdXJlUG9saWN5EhwKD21heF9jb25jdXJyZW5jeRgCIAEoBUgAiAEBQhIKEF9tYXhfY29uY3VycmVuY3kiXwoJTG9vcEFnZW50EhsKDm1heF9pdGVyYXRpb25zGAEgASgFSACIAQESIgoFdW50aWwYAiABKAsyEy5ib3VnaC52MS5Mb29wVW50aWxCEQoPX21heF9pdGVyYXRpb25zIkMKCUxvb3BVbnRpbBITCglwcmVkaWNhdGUYASABKAlIABIUCgpzdGF0ZV9wYXRoGAIgASgJSABCCwoJY29uZGl0aW9uImgKD1N1cGVydmlzb3JBZ2VudBIfCgNsbG0YASABKAsyEi5ib3VnaC52MS5MbG1BZ2VudBI0ChRuZXh0X3J1bl9zdGFydHNfd2l0aBgCIAEoDjIWLmJvdWdoLnYxLk5leHRSdW5TdGFydCJXCgpTd2FybUFnZW50EhMKC2VudHJ5X2FnZW50GAEgASgJEjQKFG5leHRfcnVuX3N0YXJ0c193aXRoGAIgASgOMhYuYm91Z2gudjEuTmV4dFJ1blN0YXJ0IngKEFBsYW5FeGVjdXRlQWdlbnQSDwoHcGxhbm5lchgBIAEoCRIQCghleGVjdXRvchgCIAEoCRIRCglyZXBsYW5uZXIYAyABKAkSGwoObWF4X2l0ZXJhdGlvbnMYBCABKAVIAIgBAUIRCg9fbWF4X2l0ZXJhdGlvbnMisAMKCkdyYXBoQWdlbnQSIQoEbW9kZRgBIAEoDjITLmJvdWdoLnYxLkdyYXBoTW9kZRIiCgVub2RlcxgCIAMoCzITLmJvdWdoLnYxLkdyYXBoTm9kZRIiCgVlZGdlcxgDIAMoCzITLmJvdWdoLnYxLkdyYXBoRWRnZRInCghicmFuY2hlcxgEIAMoCzIVLmJvdWdoLnYxLkdyYXBoQnJhbmNoEigKCGNoYW5uZWxzGAUgAygLMhYuYm91Z2gudjEuR3JhcGhDaGFubmVsEhsKDm1heF9zdXBlcnN0ZXBzGAYgASgFSACIAQESHAoPbWF4X2NvbmN1cnJlbmN5GAcgASgFSAGIAQESMwoKb25fZmFpbHVyZRgIIAEoDjIfLmJvdWdoLnYxLlBhcmFsbGVsRmFpbHVyZVBvbGljeRIlCghlbmRfam9pbhgJIAEoDjITLmJvdWdoLnYxLkdyYXBoSm9pbhImCgZvdXRwdXQYCiADKAsyFi5ib3VnaC52MS5GaWVsZE1hcHBpbmdCEQoPX21heF9zdXBlcnN0ZXBzQhIKEF9tYXhfY29uY3VycmVuY3kiwwMKCUdyYXBoTm9kZRIMCgRuYW1lGAEgASgJEg8KBWFnZW50GAIgASgJSAASIgoEdG9vbBgDIAEoCzISLmJvdWdoLnYxLlRvb2xMaW5rSAASEgoIZnVuY3Rpb24YBCABKAlIABIkCgVtb2RlbBgFIAEoCzITLmJvdWdoLnYxLk1vZGVsTm9kZUgAEiQKBXRvb2xzGAYgASgLMhMuYm91Z2gudjEuVG9vbHNOb2RlSAASIAoDYXNrGAcgASgLMhEuYm91Z2gudjEuQXNrTm9kZUgAEiUKBWlucHV0GAggAygLMhYuYm91Z2gudjEuRmllbGRNYXBwaW5nEg4KBmJlZm9yZRgJIAEoCRINCgVhZnRlchgKIAEoCRImCgZ3cml0ZXMYCyADKAsyFi5ib3VnaC52MS5DaGFubmVsV3JpdGUSIQoEam9pbhgMIAEoDjITLmJvdWdoLnYxLkdyYXBoSm9pbhILCgNtYXAYDSABKAgSFAoMZXJyb3JfdGFyZ2V0GA4gASgJEhkKEWlucHV0X3NjaGVtYV9qc29uGA8gASgJEhoKEm91dHB1dF9zY2hlbWFfanNvbhgQIAEoCUIGCgRraW5kIo0BCglNb2RlbE5vZGUSDQoFbW9kZWwYASABKAkSEwoLaW5zdHJ1Y3Rpb24YAiABKAkSDgoGcHJvbXB0GAMgASgJEiEKBXRvb2xzGAQgAygLMhIuYm91Z2gudjEuVG9vbExpbmsSKQoIc2V0dGluZ3MYBSABKAsyFy5ib3VnaC52MS5Nb2RlbFNldHRpbmdzIi4KCVRvb2xzTm9kZRIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xMaW5rIlsKB0Fza05vZGUSDgoGcHJvbXB0GAEgASgJEioKB2V4cGlyZXMYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFAoMZGVmYXVsdF9qc29uGAMgASgJIisKCUdyYXBoRWRnZRIOCgZzb3VyY2UYASABKAkSDgoGdGFyZ2V0GAIgASgJIpABCgtHcmFwaEJyYW5jaBIOCgZzb3VyY2UYASABKAkSDgoEcGF0aBgCIAEoCUgAEhIKCGZ1bmN0aW9uGAMgASgJSAASIwoFY2FzZXMYBCADKAsyFC5ib3VnaC52MS5CcmFuY2hDYXNlEhEKCW90aGVyd2lzZRgFIAEoCRIPCgd0YXJnZXRzGAYgAygJQgQKAmJ5IjAKCkJyYW5jaENhc2USEgoKdmFsdWVfanNvbhgBIAEoCRIOCgZ0YXJnZXQYAiABKAkijAEKDEdyYXBoQ2hhbm5lbBIMCgRuYW1lGAEgASgJEhMKC3NjaGVtYV9qc29uGAIgASgJEikKB3JlZHVjZXIYAyABKA4yGC5ib3VnaC52MS5DaGFubmVsUmVkdWNlchIYChByZWR1Y2VyX2Z1bmN0aW9uGAQgASgJEhQKDGluaXRpYWxfanNvbhgFIAEoCSItCgxDaGFubmVsV3JpdGUSDwoHY2hhbm5lbBgBIAEoCRIMCgRwYXRoGAIgASgJIk0KDEZpZWxkTWFwcGluZxINCgVmaWVsZBgBIAEoCRIOCgRwYXRoGAIgASgJSAASFAoKdmFsdWVfanNvbhgDIAEoCUgAQggKBnNvdXJjZSIhCg1GdW5jdGlvbkFnZW50EhAKCGZ1bmN0aW9uGAEgASgJIqUBCghUb29sTGluaxIMCgRuYW1lGAEgASgJEh4KEW1heF9jYWxsc19wZXJfcnVuGAIgASgFSACIAQESKgoHdGltZW91dBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIZChFyZXF1aXJlc19hcHByb3ZhbBgEIAEoCBIOCgZzZXJ2ZXIYBSABKAlCFAoSX21heF9jYWxsc19wZXJfcnVuIukBCglBZ2VudExpbmsSDQoFYWdlbnQYASABKAkSJQoJbGlua19tb2RlGAIgASgOMhIuYm91Z2gudjEuTGlua01vZGUSMwoKb25fZmFpbHVyZRgDIAEoDjIfLmJvdWdoLnYxLlN1YkFnZW50RmFpbHVyZVBvbGljeRIoCgdoaXN0b3J5GAQgASgLMhcuYm91Z2gudjEuSGlzdG9yeVBvbGljeRIlCgVpbnB1dBgFIAEoCzIWLmJvdWdoLnYxLklucHV0QnVpbGRlchIgCgZsaW1pdHMYBiABKAsyEC5ib3VnaC52MS5MaW1pdHMiQQoMSW5wdXRCdWlsZGVyEhIKCHRlbXBsYXRlGAEgASgJSAASEgoIZnVuY3Rpb24YAiABKAlIAEIJCgdidWlsZGVyIqMBCg1IaXN0b3J5UG9saWN5EiUKBXNjb3BlGAEgASgOMhYuYm91Z2gudjEuSGlzdG9yeVNjb3BlEjEKDnNsaWRpbmdfd2luZG93GAIgASgLMhcuYm91Z2gudjEuU2xpZGluZ1dpbmRvd0gAEiwKCXN1bW1hcml6ZRgDIAEoCzIXLmJvdWdoLnYxLlN1bW1hcml6YXRpb25IAEIKCghvdmVyZmxvdyJnCg1TbGlkaW5nV2luZG93EhcKCm1heF90b2tlbnMYASABKAVIAIgBARIbCg5yZXNlcnZlX3Rva2VucxgCIAEoBUgBiAEBQg0KC19tYXhfdG9rZW5zQhEKD19yZXNlcnZlX3Rva2VucyKEAQoNU3VtbWFyaXphdGlvbhIXCgptYXhfdG9rZW5zGAEgASgFSACIAQESIgoVa2VlcF9yZWNlbnRfZXhjaGFuZ2VzGAIgASgFSAGIAQESDQoFbW9kZWwYAyABKAlCDQoLX21heF90b2tlbnNCGAoWX2tlZXBfcmVjZW50X2V4Y2hhbmdlcyqNAQoLQWdlbnRTb3VyY2USHAoYQUdFTlRfU09VUkNFX1VOU1BFQ0lGSUVEEAASFQoRQUdFTlRfU09VUkNFX0ZJTEUQARIVChFBR0VOVF9TT1VSQ0VfQ09ERRACEhcKE0FHRU5UX1NPVVJDRV9TVE9SRUQQAxIZChVBR0VOVF9TT1VSQ0VfUkVWSVNJT04QBCqNAQoVUGFyYWxsZWxGYWlsdXJlUG9saWN5EicKI1BBUkFMTEVMX0ZBSUxVUkVfUE9MSUNZX1VOU1BFQ0lGSUVEEAASJAogUEFSQUxMRUxfRkFJTFVSRV9QT0xJQ1lfV0FJVF9BTEwQARIlCiFQQVJBTExFTF9GQUlMVVJFX1BPTElDWV9GQUlMX0ZBU1QQAippCgxOZXh0UnVuU3RhcnQSHgoaTkVYVF9SVU5fU1RBUlRfVU5TUEVDSUZJRUQQABIYChRORVhUX1JVTl9TVEFSVF9FTlRSWRABEh8KG05FWFRfUlVOX1NUQVJUX0xBU1RfU1BFQUtFUhACKlIKCUdyYXBoTW9kZRIaChZHUkFQSF9NT0RFX1VOU1BFQ0lGSUVEEAASFQoRR1JBUEhfTU9ERV9QUkVHRUwQARISCg5HUkFQSF9NT0RFX0RBRxACKk8KCUdyYXBoSm9pbhIaChZHUkFQSF9KT0lOX1VOU1BFQ0lGSUVEEAASEgoOR1JBUEhfSk9JTl9BTlkQARISCg5HUkFQSF9KT0lOX0FMTBACKroBCg5DaGFubmVsUmVkdWNlchIfChtDSEFOTkVMX1JFRFVDRVJfVU5TUEVDSUZJRUQQABIbChdDSEFOTkVMX1JFRFVDRVJfUkVQTEFDRRABEhoKFkNIQU5ORUxfUkVEVUNFUl9BUFBFTkQQAhIaChZDSEFOTkVMX1JFRFVDRVJfRVhURU5EEAMSFwoTQ0hBTk5FTF9SRURVQ0VSX1NVTRAEEhkKFUNIQU5ORUxfUkVEVUNFUl9NRVJHRRAFKlEKCExpbmtNb2RlEhkKFUxJTktfTU9ERV9VTlNQRUNJRklFRBAAEhIKDkxJTktfTU9ERV9UT09MEAESFgoSTElOS19NT0RFX1RSQU5TRkVSEAJCVAoMZGV2LmJvdWdoLnYxQgpBZ2VudFByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_execution, file_bough_v1_message, file_bough_v1_model, file_bough_v1_policy, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * An agent's definition: what a file holds, what a call stores, what a request brings along. It names models, tools, agents and
  * functions that the operator has declared; it cannot bring an address, a key or code.
  *
- * Fields 10 (graph) and 12 (remote) are reserved for a later version.
+ * Field 12 (remote) is reserved for a later version.
  *
  * @generated from message bough.v1.AgentDefinition
  */
@@ -110,6 +110,14 @@ export type AgentDefinition = Message<"bough.v1.AgentDefinition"> & {
     case: "planExecute";
   } | {
     /**
+     * Typed nodes, and edges between them on which values travel.
+     *
+     * @generated from field: bough.v1.GraphAgent graph = 10;
+     */
+    value: GraphAgent;
+    case: "graph";
+  } | {
+    /**
      * A Python coroutine that the operator registered.
      *
      * @generated from field: bough.v1.FunctionAgent function = 11;
@@ -147,7 +155,8 @@ export type AgentDefinition = Message<"bough.v1.AgentDefinition"> & {
   limits?: Limits | undefined;
 
   /**
-   * JSON Schema of its input when it is called as a tool, as text; empty for an object with one string, `message`.
+   * JSON Schema of its input when it is called as a tool, as text; empty for an object with one string, `message`. Of a graph it is
+   * the type of START, which its input has to fit however it is called; empty for a text.
    *
    * @generated from field: string input_schema_json = 24;
    */
@@ -156,8 +165,8 @@ export type AgentDefinition = Message<"bough.v1.AgentDefinition"> & {
   /**
    * JSON Schema of its answer, as text; must describe an object. The answer is then one part `data_json` that fits it: if the
    * model's does not, the model is asked again, at most twice, and then the agent fails with INVALID_OUTPUT. Empty for an answer
-   * in text. For llm, supervisor and function only. The answer of an agent that it transfers to, and the final answer of an
-   * exit, are not checked against it.
+   * in text. For llm, supervisor, function and graph only: of a graph it is the type of END, and need not describe an object. The
+   * answer of an agent that it transfers to, and the final answer of an exit, are not checked against it.
    *
    * @generated from field: string output_schema_json = 25;
    */
@@ -552,6 +561,586 @@ export const PlanExecuteAgentSchema: GenMessage<PlanExecuteAgent> = /*@__PURE__*
   messageDesc(file_bough_v1_agent, 9);
 
 /**
+ * Nodes that turn one JSON value into another, and the edges and branches on which the values travel. START and END are reserved
+ * names: START's value is the graph's input, and the value that reaches END is its answer. Nodes are no agents: only agents that
+ * nodes run are in the tree, as children of the graph.
+ *
+ * @generated from message bough.v1.GraphAgent
+ */
+export type GraphAgent = Message<"bough.v1.GraphAgent"> & {
+  /**
+   * When nodes run. Default: PREGEL.
+   *
+   * @generated from field: bough.v1.GraphMode mode = 1;
+   */
+  mode: GraphMode;
+
+  /**
+   * The nodes, at most 500.
+   *
+   * @generated from field: repeated bough.v1.GraphNode nodes = 2;
+   */
+  nodes: GraphNode[];
+
+  /**
+   * The edges; with the targets of all branches at most 2,000.
+   *
+   * @generated from field: repeated bough.v1.GraphEdge edges = 3;
+   */
+  edges: GraphEdge[];
+
+  /**
+   * The branches. Those of one node choose independently of one another and of its edges.
+   *
+   * @generated from field: repeated bough.v1.GraphBranch branches = 4;
+   */
+  branches: GraphBranch[];
+
+  /**
+   * The variables of one invocation of the graph, at most 64 with 256 KiB together. For PREGEL only.
+   *
+   * @generated from field: repeated bough.v1.GraphChannel channels = 5;
+   */
+  channels: GraphChannel[];
+
+  /**
+   * The most supersteps of one invocation, from 1 to 10,000; then it fails with LIMIT_EXCEEDED. Required if there is a cycle; for
+   * PREGEL only. Default: no limit.
+   *
+   * @generated from field: optional int32 max_supersteps = 6;
+   */
+  maxSupersteps?: number | undefined;
+
+  /**
+   * How many visits, and items of mapped ones, run at the same time. Default: 16.
+   *
+   * @generated from field: optional int32 max_concurrency = 7;
+   */
+  maxConcurrency?: number | undefined;
+
+  /**
+   * What happens to the other visits if one fails and its failure is not handled. Default: WAIT_ALL.
+   *
+   * @generated from field: bough.v1.ParallelFailurePolicy on_failure = 8;
+   */
+  onFailure: ParallelFailurePolicy;
+
+  /**
+   * What END waits for; for PREGEL only. Default: ANY, so that the graph ends as soon as END has a value. With ALL it ends when
+   * nothing else can run.
+   *
+   * @generated from field: bough.v1.GraphJoin end_join = 9;
+   */
+  endJoin: GraphJoin;
+
+  /**
+   * How END's value is made. Default: the value that reached END; of several, their objects merged.
+   *
+   * @generated from field: repeated bough.v1.FieldMapping output = 10;
+   */
+  output: FieldMapping[];
+};
+
+/**
+ * Describes the message bough.v1.GraphAgent.
+ * Use `create(GraphAgentSchema)` to create a new message.
+ */
+export const GraphAgentSchema: GenMessage<GraphAgent> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 10);
+
+/**
+ * A node of a graph. Without a kind it gives its input.
+ *
+ * @generated from message bough.v1.GraphNode
+ */
+export type GraphNode = Message<"bough.v1.GraphNode"> & {
+  /**
+   * The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and neither START nor END. Required.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * What a visit does. At most one is set.
+   *
+   * @generated from oneof bough.v1.GraphNode.kind
+   */
+  kind: {
+    /**
+     * Runs a linked agent, one of the definition's sub_agents.
+     *
+     * @generated from field: string agent = 2;
+     */
+    value: string;
+    case: "agent";
+  } | {
+    /**
+     * Calls a tool with the input as its arguments.
+     *
+     * @generated from field: bough.v1.ToolLink tool = 3;
+     */
+    value: ToolLink;
+    case: "tool";
+  } | {
+    /**
+     * Calls a function of the operator's that `@node` registered, by its name.
+     *
+     * @generated from field: string function = 4;
+     */
+    value: string;
+    case: "function";
+  } | {
+    /**
+     * Calls a model once, or again for an answer that does not fit the output schema.
+     *
+     * @generated from field: bough.v1.ModelNode model = 5;
+     */
+    value: ModelNode;
+    case: "model";
+  } | {
+    /**
+     * Runs the tool calls of a message at the same time.
+     *
+     * @generated from field: bough.v1.ToolsNode tools = 6;
+     */
+    value: ToolsNode;
+    case: "tools";
+  } | {
+    /**
+     * Asks the user, whose answer is the output.
+     *
+     * @generated from field: bough.v1.AskNode ask = 7;
+     */
+    value: AskNode;
+    case: "ask";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * How its input is made. Default: the value that reached it; of several, their objects merged.
+   *
+   * @generated from field: repeated bough.v1.FieldMapping input = 8;
+   */
+  input: FieldMapping[];
+
+  /**
+   * The operator's handler that may replace the input and write channels before the work; empty for none.
+   *
+   * @generated from field: string before = 9;
+   */
+  before: string;
+
+  /**
+   * The operator's handler that may replace the output and write channels after the work; empty for none.
+   *
+   * @generated from field: string after = 10;
+   */
+  after: string;
+
+  /**
+   * What of the output is written to channels.
+   *
+   * @generated from field: repeated bough.v1.ChannelWrite writes = 11;
+   */
+  writes: ChannelWrite[];
+
+  /**
+   * What it waits for if several nodes lead to it; for PREGEL only. Default: ANY.
+   *
+   * @generated from field: bough.v1.GraphJoin join = 12;
+   */
+  join: GraphJoin;
+
+  /**
+   * Whether the input is a list of at most 1,000 items and the node runs once for each; its output is then the list of outputs, in
+   * the order of the items.
+   *
+   * @generated from field: bool map = 13;
+   */
+  map: boolean;
+
+  /**
+   * The node that gets the error instead of this node's targets if a visit fails, as {node, reason, message, retryable, details}.
+   * Empty for none: the failure then fails the graph. Cancellations, and failures of agents that abort, are not handled so.
+   *
+   * @generated from field: string error_target = 14;
+   */
+  errorTarget: string;
+
+  /**
+   * JSON Schema of its input, as text. Default: that of its agent, tool or function, else any value.
+   *
+   * @generated from field: string input_schema_json = 15;
+   */
+  inputSchemaJson: string;
+
+  /**
+   * JSON Schema of its output, as text. Default: that of its agent or function; a text for a model without tools, else any value.
+   *
+   * @generated from field: string output_schema_json = 16;
+   */
+  outputSchemaJson: string;
+};
+
+/**
+ * Describes the message bough.v1.GraphNode.
+ * Use `create(GraphNodeSchema)` to create a new message.
+ */
+export const GraphNodeSchema: GenMessage<GraphNode> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 11);
+
+/**
+ * One model call of the graph itself. No history and no session holds its messages.
+ *
+ * @generated from message bough.v1.ModelNode
+ */
+export type ModelNode = Message<"bough.v1.ModelNode"> & {
+  /**
+   * The model's name in the server's configuration; empty for the caller's model, and for the default model in a root agent.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * The instruction to the model, a template as LlmAgent.instruction.
+   *
+   * @generated from field: string instruction = 2;
+   */
+  instruction: string;
+
+  /**
+   * What is sent to the model, a template: `{{input}}` is the input, `{{input.name}}` a field of it, `{{state.name}}` a value of the
+   * session. Default: the input, which is sent as messages if it is a message or a list of messages.
+   *
+   * @generated from field: string prompt = 3;
+   */
+  prompt: string;
+
+  /**
+   * The tools that are offered to the model. It runs none of them: the output is then the model's message, for a `tools` node.
+   *
+   * @generated from field: repeated bough.v1.ToolLink tools = 4;
+   */
+  tools: ToolLink[];
+
+  /**
+   * Parameters of the model call, as of an LlmAgent's.
+   *
+   * @generated from field: bough.v1.ModelSettings settings = 5;
+   */
+  settings?: ModelSettings | undefined;
+};
+
+/**
+ * Describes the message bough.v1.ModelNode.
+ * Use `create(ModelNodeSchema)` to create a new message.
+ */
+export const ModelNodeSchema: GenMessage<ModelNode> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 12);
+
+/**
+ * Runs the tool calls of the message that is its input, at the same time. Its output is the list of their results as messages, in the
+ * order of the calls; a failed call is a result too.
+ *
+ * @generated from message bough.v1.ToolsNode
+ */
+export type ToolsNode = Message<"bough.v1.ToolsNode"> & {
+  /**
+   * The tools that may be called; a call of another is a failed result.
+   *
+   * @generated from field: repeated bough.v1.ToolLink tools = 1;
+   */
+  tools: ToolLink[];
+};
+
+/**
+ * Describes the message bough.v1.ToolsNode.
+ * Use `create(ToolsNodeSchema)` to create a new message.
+ */
+export const ToolsNodeSchema: GenMessage<ToolsNode> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 13);
+
+/**
+ * Asks the user; the answer, which fits the node's output schema, is the output.
+ *
+ * @generated from message bough.v1.AskNode
+ */
+export type AskNode = Message<"bough.v1.AskNode"> & {
+  /**
+   * The question, a template as ModelNode.prompt. Required.
+   *
+   * @generated from field: string prompt = 1;
+   */
+  prompt: string;
+
+  /**
+   * How long the question waits for an answer. Default: as long as it takes.
+   *
+   * @generated from field: google.protobuf.Duration expires = 2;
+   */
+  expires?: Duration | undefined;
+
+  /**
+   * The output if the question expires, as JSON text; empty for none: the visit then fails with INPUT_EXPIRED.
+   *
+   * @generated from field: string default_json = 3;
+   */
+  defaultJson: string;
+};
+
+/**
+ * Describes the message bough.v1.AskNode.
+ * Use `create(AskNodeSchema)` to create a new message.
+ */
+export const AskNodeSchema: GenMessage<AskNode> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 14);
+
+/**
+ * An edge, which carries the output of its source to its target.
+ *
+ * @generated from message bough.v1.GraphEdge
+ */
+export type GraphEdge = Message<"bough.v1.GraphEdge"> & {
+  /**
+   * The node that the edge leaves, or START. Required.
+   *
+   * @generated from field: string source = 1;
+   */
+  source: string;
+
+  /**
+   * The node that the edge enters, or END. Required.
+   *
+   * @generated from field: string target = 2;
+   */
+  target: string;
+};
+
+/**
+ * Describes the message bough.v1.GraphEdge.
+ * Use `create(GraphEdgeSchema)` to create a new message.
+ */
+export const GraphEdgeSchema: GenMessage<GraphEdge> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 15);
+
+/**
+ * A choice among targets by the output of a node, or by the graph's input.
+ *
+ * @generated from message bough.v1.GraphBranch
+ */
+export type GraphBranch = Message<"bough.v1.GraphBranch"> & {
+  /**
+   * The node whose output is looked at, or START. Required.
+   *
+   * @generated from field: string source = 1;
+   */
+  source: string;
+
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.GraphBranch.by
+   */
+  by: {
+    /**
+     * A path into the output, such as "review.verdict"; empty for the output itself. `cases` map what is there to targets.
+     *
+     * @generated from field: string path = 2;
+     */
+    value: string;
+    case: "path";
+  } | {
+    /**
+     * The name of an operator's router, which returns one of `targets` or a list of them.
+     *
+     * @generated from field: string function = 3;
+     */
+    value: string;
+    case: "function";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * The targets by value; if the value is a list, each of its items chooses.
+   *
+   * @generated from field: repeated bough.v1.BranchCase cases = 4;
+   */
+  cases: BranchCase[];
+
+  /**
+   * The target of a value that no case has. Empty for none: the graph then fails with NO_ROUTE.
+   *
+   * @generated from field: string otherwise = 5;
+   */
+  otherwise: string;
+
+  /**
+   * The nodes, or END, that the router may return.
+   *
+   * @generated from field: repeated string targets = 6;
+   */
+  targets: string[];
+};
+
+/**
+ * Describes the message bough.v1.GraphBranch.
+ * Use `create(GraphBranchSchema)` to create a new message.
+ */
+export const GraphBranchSchema: GenMessage<GraphBranch> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 16);
+
+/**
+ * A value of a branch, and where it leads.
+ *
+ * @generated from message bough.v1.BranchCase
+ */
+export type BranchCase = Message<"bough.v1.BranchCase"> & {
+  /**
+   * The value, as JSON text. Required.
+   *
+   * @generated from field: string value_json = 1;
+   */
+  valueJson: string;
+
+  /**
+   * The node that gets the output then, or END. Required.
+   *
+   * @generated from field: string target = 2;
+   */
+  target: string;
+};
+
+/**
+ * Describes the message bough.v1.BranchCase.
+ * Use `create(BranchCaseSchema)` to create a new message.
+ */
+export const BranchCaseSchema: GenMessage<BranchCase> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 17);
+
+/**
+ * A variable of one invocation of a graph. What visits of a superstep write is seen from the next superstep on.
+ *
+ * @generated from message bough.v1.GraphChannel
+ */
+export type GraphChannel = Message<"bough.v1.GraphChannel"> & {
+  /**
+   * The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph. Required.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * JSON Schema of its value, as text; empty for any value.
+   *
+   * @generated from field: string schema_json = 2;
+   */
+  schemaJson: string;
+
+  /**
+   * How a write changes the value. Default: REPLACE.
+   *
+   * @generated from field: bough.v1.ChannelReducer reducer = 3;
+   */
+  reducer: ChannelReducer;
+
+  /**
+   * The operator's reducer that changes the value instead; empty for none.
+   *
+   * @generated from field: string reducer_function = 4;
+   */
+  reducerFunction: string;
+
+  /**
+   * The value that it begins with, as JSON text. Default: an empty list, an empty list, 0 and an empty object for APPEND, EXTEND, SUM
+   * and MERGE; else none.
+   *
+   * @generated from field: string initial_json = 5;
+   */
+  initialJson: string;
+};
+
+/**
+ * Describes the message bough.v1.GraphChannel.
+ * Use `create(GraphChannelSchema)` to create a new message.
+ */
+export const GraphChannelSchema: GenMessage<GraphChannel> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 18);
+
+/**
+ * What a node writes to a channel.
+ *
+ * @generated from message bough.v1.ChannelWrite
+ */
+export type ChannelWrite = Message<"bough.v1.ChannelWrite"> & {
+  /**
+   * The name of a channel of the graph. Required.
+   *
+   * @generated from field: string channel = 1;
+   */
+  channel: string;
+
+  /**
+   * The path into the node's output; empty for all of it. With a "?" at its end, nothing is written if nothing is there.
+   *
+   * @generated from field: string path = 2;
+   */
+  path: string;
+};
+
+/**
+ * Describes the message bough.v1.ChannelWrite.
+ * Use `create(ChannelWriteSchema)` to create a new message.
+ */
+export const ChannelWriteSchema: GenMessage<ChannelWrite> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 19);
+
+/**
+ * A field of an object, and what it is.
+ *
+ * @generated from message bough.v1.FieldMapping
+ */
+export type FieldMapping = Message<"bough.v1.FieldMapping"> & {
+  /**
+   * The field's name; empty if the source is the whole value, which is then the only mapping.
+   *
+   * @generated from field: string field = 1;
+   */
+  field: string;
+
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof bough.v1.FieldMapping.source
+   */
+  source: {
+    /**
+     * A path that begins with START, the name of a node that comes before, "channels.NAME" or "state.NAME"; or "history", the messages
+     * that the graph sees. With a "?" at its end the field is left out if nothing is there; else the visit fails with BAD_ARGUMENTS.
+     *
+     * @generated from field: string path = 2;
+     */
+    value: string;
+    case: "path";
+  } | {
+    /**
+     * A constant, as JSON text.
+     *
+     * @generated from field: string value_json = 3;
+     */
+    value: string;
+    case: "valueJson";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message bough.v1.FieldMapping.
+ * Use `create(FieldMappingSchema)` to create a new message.
+ */
+export const FieldMappingSchema: GenMessage<FieldMapping> = /*@__PURE__*/
+  messageDesc(file_bough_v1_agent, 20);
+
+/**
  * A Python coroutine of the operator's, with the name, links and limits of this definition.
  *
  * @generated from message bough.v1.FunctionAgent
@@ -570,7 +1159,7 @@ export type FunctionAgent = Message<"bough.v1.FunctionAgent"> & {
  * Use `create(FunctionAgentSchema)` to create a new message.
  */
 export const FunctionAgentSchema: GenMessage<FunctionAgent> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent, 10);
+  messageDesc(file_bough_v1_agent, 21);
 
 /**
  * A tool that an agent may call.
@@ -621,7 +1210,7 @@ export type ToolLink = Message<"bough.v1.ToolLink"> & {
  * Use `create(ToolLinkSchema)` to create a new message.
  */
 export const ToolLinkSchema: GenMessage<ToolLink> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent, 11);
+  messageDesc(file_bough_v1_agent, 22);
 
 /**
  * An agent that another one may call.
@@ -677,7 +1266,7 @@ export type AgentLink = Message<"bough.v1.AgentLink"> & {
  * Use `create(AgentLinkSchema)` to create a new message.
  */
 export const AgentLinkSchema: GenMessage<AgentLink> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent, 12);
+  messageDesc(file_bough_v1_agent, 23);
 
 /**
  * How a child's input is made from what is known when it is called.
@@ -716,7 +1305,7 @@ export type InputBuilder = Message<"bough.v1.InputBuilder"> & {
  * Use `create(InputBuilderSchema)` to create a new message.
  */
 export const InputBuilderSchema: GenMessage<InputBuilder> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent, 13);
+  messageDesc(file_bough_v1_agent, 24);
 
 /**
  * What an agent sees of its session. It does not change what is stored.
@@ -761,7 +1350,7 @@ export type HistoryPolicy = Message<"bough.v1.HistoryPolicy"> & {
  * Use `create(HistoryPolicySchema)` to create a new message.
  */
 export const HistoryPolicySchema: GenMessage<HistoryPolicy> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent, 14);
+  messageDesc(file_bough_v1_agent, 25);
 
 /**
  * Leaves out the oldest messages of what an agent sees.
@@ -789,7 +1378,7 @@ export type SlidingWindow = Message<"bough.v1.SlidingWindow"> & {
  * Use `create(SlidingWindowSchema)` to create a new message.
  */
 export const SlidingWindowSchema: GenMessage<SlidingWindow> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent, 15);
+  messageDesc(file_bough_v1_agent, 26);
 
 /**
  * Lets a model summarize the oldest messages of what an agent sees, once; later runs of the agent reuse the summary.
@@ -824,7 +1413,7 @@ export type Summarization = Message<"bough.v1.Summarization"> & {
  * Use `create(SummarizationSchema)` to create a new message.
  */
 export const SummarizationSchema: GenMessage<Summarization> = /*@__PURE__*/
-  messageDesc(file_bough_v1_agent, 16);
+  messageDesc(file_bough_v1_agent, 27);
 
 /**
  * Where an agent is defined.
@@ -945,6 +1534,129 @@ export const NextRunStartSchema: GenEnum<NextRunStart> = /*@__PURE__*/
   enumDesc(file_bough_v1_agent, 2);
 
 /**
+ * When the nodes of a graph run.
+ *
+ * @generated from enum bough.v1.GraphMode
+ */
+export enum GraphMode {
+  /**
+   * PREGEL.
+   *
+   * @generated from enum value: GRAPH_MODE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * In supersteps: all nodes that have a value run at the same time, and their outputs travel when all of them have ended.
+   *
+   * @generated from enum value: GRAPH_MODE_PREGEL = 1;
+   */
+  PREGEL = 1,
+
+  /**
+   * Each node once, as soon as everything that can reach it has ended. No cycles, no channels.
+   *
+   * @generated from enum value: GRAPH_MODE_DAG = 2;
+   */
+  DAG = 2,
+}
+
+/**
+ * Describes the enum bough.v1.GraphMode.
+ */
+export const GraphModeSchema: GenEnum<GraphMode> = /*@__PURE__*/
+  enumDesc(file_bough_v1_agent, 3);
+
+/**
+ * What a node waits for.
+ *
+ * @generated from enum bough.v1.GraphJoin
+ */
+export enum GraphJoin {
+  /**
+   * ANY; in a DAG always ALL.
+   *
+   * @generated from enum value: GRAPH_JOIN_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The first value that reaches it.
+   *
+   * @generated from enum value: GRAPH_JOIN_ANY = 1;
+   */
+  ANY = 1,
+
+  /**
+   * Every predecessor that can still send a value; not for one that a branch has skipped.
+   *
+   * @generated from enum value: GRAPH_JOIN_ALL = 2;
+   */
+  ALL = 2,
+}
+
+/**
+ * Describes the enum bough.v1.GraphJoin.
+ */
+export const GraphJoinSchema: GenEnum<GraphJoin> = /*@__PURE__*/
+  enumDesc(file_bough_v1_agent, 4);
+
+/**
+ * How a write changes a channel.
+ *
+ * @generated from enum bough.v1.ChannelReducer
+ */
+export enum ChannelReducer {
+  /**
+   * REPLACE.
+   *
+   * @generated from enum value: CHANNEL_REDUCER_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The written value is the new one. If two visits of a superstep write it, the graph fails with CHANNEL_CONFLICT.
+   *
+   * @generated from enum value: CHANNEL_REDUCER_REPLACE = 1;
+   */
+  REPLACE = 1,
+
+  /**
+   * The written value is one more item.
+   *
+   * @generated from enum value: CHANNEL_REDUCER_APPEND = 2;
+   */
+  APPEND = 2,
+
+  /**
+   * The items of the written list are added.
+   *
+   * @generated from enum value: CHANNEL_REDUCER_EXTEND = 3;
+   */
+  EXTEND = 3,
+
+  /**
+   * The written number is added.
+   *
+   * @generated from enum value: CHANNEL_REDUCER_SUM = 4;
+   */
+  SUM = 4,
+
+  /**
+   * The keys of the written object replace those of the same name.
+   *
+   * @generated from enum value: CHANNEL_REDUCER_MERGE = 5;
+   */
+  MERGE = 5,
+}
+
+/**
+ * Describes the enum bough.v1.ChannelReducer.
+ */
+export const ChannelReducerSchema: GenEnum<ChannelReducer> = /*@__PURE__*/
+  enumDesc(file_bough_v1_agent, 5);
+
+/**
  * How a model calls a linked agent.
  *
  * @generated from enum bough.v1.LinkMode
@@ -976,5 +1688,5 @@ export enum LinkMode {
  * Describes the enum bough.v1.LinkMode.
  */
 export const LinkModeSchema: GenEnum<LinkMode> = /*@__PURE__*/
-  enumDesc(file_bough_v1_agent, 3);
+  enumDesc(file_bough_v1_agent, 6);
 

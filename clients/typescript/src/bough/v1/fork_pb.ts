@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/fork.proto.
  */
 export const file_bough_v1_fork: GenFile = /*@__PURE__*/
-  fileDesc("ChNib3VnaC92MS9mb3JrLnByb3RvEghib3VnaC52MSIuCgpGb3JrT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIQCghzZXF1ZW5jZRgCIAEoAyLYAQoLRm9ya0NoYW5nZXMSMQoGYWdlbnRzGAEgAygLMiEuYm91Z2gudjEuRm9ya0NoYW5nZXMuQWdlbnRzRW50cnkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEiwKDHRvb2xfcmVzdWx0cxgDIAMoCzIWLmJvdWdoLnYxLkVkaXRlZFJlc3VsdBpGCgtBZ2VudHNFbnRyeRILCgNrZXkYASABKAkSJgoFdmFsdWUYAiABKAsyFy5ib3VnaC52MS5BZ2VudE92ZXJyaWRlOgI4ASJXCg1BZ2VudE92ZXJyaWRlEhIKBW1vZGVsGAEgASgJSACIAQESGAoLaW5zdHJ1Y3Rpb24YAiABKAlIAYgBAUIICgZfbW9kZWxCDgoMX2luc3RydWN0aW9uIl4KDEVkaXRlZFJlc3VsdBIPCgdjYWxsX2lkGAEgASgJEhUKDWludm9jYXRpb25faWQYAiABKAkSJgoHb3V0Y29tZRgDIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lQlMKDGRldi5ib3VnaC52MUIJRm9ya1Byb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_message]);
+  fileDesc("ChNib3VnaC92MS9mb3JrLnByb3RvEghib3VnaC52MSIuCgpGb3JrT3JpZ2luEg4KBnJ1bl9pZBgBIAEoCRIQCghzZXF1ZW5jZRgCIAEoAyKKAgoLRm9ya0NoYW5nZXMSMQoGYWdlbnRzGAEgAygLMiEuYm91Z2gudjEuRm9ya0NoYW5nZXMuQWdlbnRzRW50cnkSIAoFaW5wdXQYAiABKAsyES5ib3VnaC52MS5NZXNzYWdlEiwKDHRvb2xfcmVzdWx0cxgDIAMoCzIWLmJvdWdoLnYxLkVkaXRlZFJlc3VsdBIwCgxub2RlX291dHB1dHMYBCADKAsyGi5ib3VnaC52MS5FZGl0ZWROb2RlT3V0cHV0GkYKC0FnZW50c0VudHJ5EgsKA2tleRgBIAEoCRImCgV2YWx1ZRgCIAEoCzIXLmJvdWdoLnYxLkFnZW50T3ZlcnJpZGU6AjgBIk0KEEVkaXRlZE5vZGVPdXRwdXQSEAoIc2VxdWVuY2UYASABKAMSEwoLb3V0cHV0X2pzb24YAiABKAkSEgoKZWZmZWN0X2tleRgDIAEoCSJXCg1BZ2VudE92ZXJyaWRlEhIKBW1vZGVsGAEgASgJSACIAQESGAoLaW5zdHJ1Y3Rpb24YAiABKAlIAYgBAUIICgZfbW9kZWxCDgoMX2luc3RydWN0aW9uIl4KDEVkaXRlZFJlc3VsdBIPCgdjYWxsX2lkGAEgASgJEhUKDWludm9jYXRpb25faWQYAiABKAkSJgoHb3V0Y29tZRgDIAEoCzIVLmJvdWdoLnYxLlRvb2xPdXRjb21lQlMKDGRldi5ib3VnaC52MUIJRm9ya1Byb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_message]);
 
 /**
  * Where a fork comes from.
@@ -70,6 +70,14 @@ export type ForkChanges = Message<"bough.v1.ForkChanges"> & {
    * @generated from field: repeated bough.v1.EditedResult tool_results = 3;
    */
   toolResults: EditedResult[];
+
+  /**
+   * Visits of graphs' nodes with another output than the recorded one, or than the recorded failure. The fork begins right before the
+   * first of their ends; what the node does with its output, such as writes and routing, happens again.
+   *
+   * @generated from field: repeated bough.v1.EditedNodeOutput node_outputs = 4;
+   */
+  nodeOutputs: EditedNodeOutput[];
 };
 
 /**
@@ -78,6 +86,41 @@ export type ForkChanges = Message<"bough.v1.ForkChanges"> & {
  */
 export const ForkChangesSchema: GenMessage<ForkChanges> = /*@__PURE__*/
   messageDesc(file_bough_v1_fork, 1);
+
+/**
+ * Another output of a visit of a graph's node.
+ *
+ * @generated from message bough.v1.EditedNodeOutput
+ */
+export type EditedNodeOutput = Message<"bough.v1.EditedNodeOutput"> & {
+  /**
+   * The visit, by the sequence of its node_completed or node_failed in the origin's log. It is the end of a whole visit, not of an item.
+   *
+   * @generated from field: int64 sequence = 1;
+   */
+  sequence: bigint;
+
+  /**
+   * The output of the node's work that replaces the recorded one, as JSON text.
+   *
+   * @generated from field: string output_json = 2;
+   */
+  outputJson: string;
+
+  /**
+   * The key of the visit. Ignored in a request; the server sets it in run_forked. Opaque.
+   *
+   * @generated from field: string effect_key = 3;
+   */
+  effectKey: string;
+};
+
+/**
+ * Describes the message bough.v1.EditedNodeOutput.
+ * Use `create(EditedNodeOutputSchema)` to create a new message.
+ */
+export const EditedNodeOutputSchema: GenMessage<EditedNodeOutput> = /*@__PURE__*/
+  messageDesc(file_bough_v1_fork, 2);
 
 /**
  * What is different about one agent in a fork.
@@ -105,7 +148,7 @@ export type AgentOverride = Message<"bough.v1.AgentOverride"> & {
  * Use `create(AgentOverrideSchema)` to create a new message.
  */
 export const AgentOverrideSchema: GenMessage<AgentOverride> = /*@__PURE__*/
-  messageDesc(file_bough_v1_fork, 2);
+  messageDesc(file_bough_v1_fork, 3);
 
 /**
  * Another outcome of a recorded tool call.
@@ -140,5 +183,5 @@ export type EditedResult = Message<"bough.v1.EditedResult"> & {
  * Use `create(EditedResultSchema)` to create a new message.
  */
 export const EditedResultSchema: GenMessage<EditedResult> = /*@__PURE__*/
-  messageDesc(file_bough_v1_fork, 3);
+  messageDesc(file_bough_v1_fork, 4);
 

@@ -1,0 +1,1 @@
+"""Graphs: typed nodes, the edges between them, and the scheduler that visits them."""

@@ -1,0 +1,220 @@
+"""Types of a graph's nodes: what each takes and gives, and whether what reaches a node is known to fit it."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from bough.v1 import agent_pb2
+from bough_server.agents.graph.topology import END, START, Topology
+from bough_server.agents.graph.values import CHANNELS, HISTORY, STATE, parse_path
+from bough_server.functions import NodeFunction
+from bough_server.matching.json_types import ANY, MESSAGE, Fit, Verdict, assignable, is_any, list_of, type_at
+
+STRING: Final = '{"type": "string"}'
+MESSAGES: Final = list_of(MESSAGE)
+
+ERROR: Final = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "node": {"type": "string"},
+            "reason": {"type": "string"},
+            "message": {"type": "string"},
+            "retryable": {"type": "boolean"},
+            "details": {},
+        },
+        "required": ["node", "reason", "message", "retryable", "details"],
+        "additionalProperties": False,
+    }
+)
+"""The type of a failure as its handler gets it."""
+
+_ANSWERS_IN_TEXT: Final = (None, "llm", "supervisor", "function")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What the names in a graph stand for; each returns None for a name that is unknown."""
+
+    agent: Callable[[str], agent_pb2.AgentDefinition | None]
+    tool_schema: Callable[[str], str | None]
+    """Returns the JSON Schema of a tool's arguments."""
+    function: Callable[[str], NodeFunction | None]
+
+
+class GraphTypes:
+    """The types of one graph."""
+
+    def __init__(self, definition: agent_pb2.AgentDefinition, topology: Topology, names: Names) -> None:
+        self._definition, self._topology, self._names = definition, topology, names
+        self._outputs: dict[str, str] = {}
+        self._inputs: dict[str, Sequence[str]] = {}
+        self._mapped: dict[str, str] = {}
+
+    @cached_property
+    def channels(self) -> dict[str, str]:
+        """The types of the channels, by name."""
+        return {channel.name: channel.schema_json or ANY for channel in self._definition.graph.channels}
+
+    @property
+    def start(self) -> str:
+        """The type of START."""
+        return self._definition.input_schema_json or STRING
+
+    def inputs_of(self, name: str) -> Sequence[str]:
+        """Return all types that a node's input has to fit: of each item, if it runs once for each. Empty for any."""
+        found = self._inputs.get(name)
+        if found is None:
+            if name == END:
+                own = [self._definition.output_schema_json]
+            else:
+                node = self._topology.nodes[name]
+                own = [node.input_schema_json, self._kind_input(node)]
+            found = self._inputs[name] = [each for each in dict.fromkeys(own) if not is_any(each)]
+        return found
+
+    def output_of(self, name: str) -> str:
+        """Return the type of a node's output, or of START."""
+        found = self._outputs.get(name)
+        if found is None:
+            found = self._outputs[name] = self._output(name)
+        return found
+
+    def work_output(self, node: agent_pb2.GraphNode) -> str:
+        """Return the type of what the work of a node gives: for each item, if it runs once for each."""
+        match node.WhichOneof("kind"):
+            case "agent":
+                return self._agent_output(self._names.agent(node.agent))
+            case "function":
+                function = self._names.function(node.function)
+                return function.output_schema_json if function is not None else ANY
+            case "model":
+                return MESSAGE if node.model.tools else node.output_schema_json or STRING
+            case "tools":
+                return MESSAGES
+            case "ask":
+                return node.output_schema_json or ANY
+        return ANY
+
+    def find_mapped_type(self, mappings: Sequence[agent_pb2.FieldMapping]) -> str:
+        """Return the type of what mappings make."""
+        if len(mappings) == 1 and not mappings[0].field:
+            return self.source_type(mappings[0])[0]
+        properties, required = {}, []
+        for mapping in mappings:
+            kind, is_certain = self.source_type(mapping)
+            # References lead from the root, which such a type has no longer.
+            properties[mapping.field] = {} if "$ref" in kind else json.loads(kind)
+            if is_certain:
+                required.append(mapping.field)
+        return json.dumps(
+            {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        )
+
+    def source_type(self, mapping: agent_pb2.FieldMapping) -> tuple[str, bool]:
+        """Return the type of a mapping's source, and whether its field is always set.
+
+        Raises KeyError with a name that no value has, and ValueError for a path that is none.
+        """
+        if not mapping.path:
+            return json.dumps({"const": json.loads(mapping.value_json)}), True
+        path = parse_path(mapping.path)
+        if path.root == HISTORY:
+            return MESSAGES, True
+        if path.root.startswith(f"{STATE}."):
+            return ANY, not path.is_optional
+        if path.root.startswith(f"{CHANNELS}."):
+            return type_at(self.channels.get(path.root.partition(".")[2], ANY), path.names)[0], not path.is_optional
+        return type_at(self.output_of(path.root), path.names)[0], not path.is_optional
+
+    def judge(self, source: str, name: str) -> Verdict:
+        """Return whether values of a type fit what a node, or END, takes."""
+        node = self._topology.nodes.get(name)
+        verdicts = [
+            assignable(source, list_of(kind) if node is not None and node.map else kind)
+            for kind in self.inputs_of(name)
+        ]
+        if node is not None and node.map and not verdicts:
+            verdicts = [assignable(source, '{"type": "array"}')]
+        for fit in (Fit.NO, Fit.UNKNOWN):
+            if found := next((verdict for verdict in verdicts if verdict.fit is fit), None):
+                return found
+        return Verdict(Fit.YES)
+
+    def is_proved(self, name: str, senders: Sequence[str]) -> bool:
+        """Return whether a node's input is known to fit it, by what its mappings or these senders give."""
+        node = self._topology.nodes.get(name)
+        if node is not None and node.before:
+            return not self.inputs_of(name) and not node.map
+        mappings = self._definition.graph.output if node is None else node.input
+        if mappings:
+            source = self._mapped.get(name)
+            if source is None:
+                source = self._mapped[name] = self.find_mapped_type(mappings)
+            return self.judge(source, name).fit is Fit.YES
+        if len(senders) != 1 or not self._is_plain(senders[0], name):
+            return not self.inputs_of(name) and (node is None or not node.map)
+        return self.judge(self.output_of(senders[0]), name).fit is Fit.YES
+
+    def needs_output_check(self, node: agent_pb2.GraphNode) -> bool:
+        """Return whether a node's output may break its declared type."""
+        if not node.output_schema_json:
+            return False
+        if node.after:
+            return True
+        return assignable(self.work_output(node), node.output_schema_json).fit is not Fit.YES
+
+    def _kind_input(self, node: agent_pb2.GraphNode) -> str:
+        match node.WhichOneof("kind"):
+            case "agent":
+                agent = self._names.agent(node.agent)
+                if agent is not None and agent.HasField("graph"):
+                    return agent.input_schema_json or STRING
+                return agent.input_schema_json if agent is not None else ANY
+            case "tool":
+                return self._names.tool_schema(node.tool.name) or ANY
+            case "function":
+                function = self._names.function(node.function)
+                return function.input_schema_json if function is not None else ANY
+            case "tools":
+                return MESSAGE
+        return ANY
+
+    @staticmethod
+    def _agent_output(agent: agent_pb2.AgentDefinition | None) -> str:
+        if agent is None:
+            return ANY
+        if agent.output_schema_json:
+            return agent.output_schema_json
+        return STRING if agent.WhichOneof("kind") in _ANSWERS_IN_TEXT[1:3] else ANY
+
+    def _output(self, name: str) -> str:
+        seen: set[str] = set()
+        while name != START:
+            node = self._topology.nodes.get(name)
+            if node is None or name in seen:
+                return ANY
+            seen.add(name)
+            if node.WhichOneof("kind") is not None or node.after or node.output_schema_json or node.map:
+                return self._own_output(node)
+            if node.input and not node.before:
+                try:
+                    return self.find_mapped_type(node.input)
+                except (KeyError, ValueError, RecursionError):
+                    return ANY
+            before = self._topology.predecessors.get(name, ())
+            if len(before) != 1 or node.before or not self._is_plain(before[0], name):
+                return ANY
+            name = before[0]
+        return self.start
+
+    def _is_plain(self, source: str, target: str) -> bool:
+        """Return whether all that a node sends to another is its output."""
+        node = self._topology.nodes.get(source)
+        return node is None or node.error_target != target
+
+    def _own_output(self, node: agent_pb2.GraphNode) -> str:
+        own = node.output_schema_json or (ANY if node.after else self.work_output(node)) or ANY
+        return list_of(own) if node.map and not node.after else own
