@@ -31,6 +31,9 @@ CASES: Final = {
     "catch-up": "catch_up",
     "append": "append",
     "append-postgres": "append_postgres",
+    "starts": "starts",
+    "usage": "usage",
+    "accounts": "accounts",
     "fold": "fold",
     "recover": "recover",
     "waiting": "waiting",
@@ -42,6 +45,7 @@ CASES: Final = {
     "evaluate": "evaluate",
     "compare": "compare",
     "replicas": "replicas",
+    "callers": "callers",
 }
 REPORT: Final = Path("var/bench.json")
 PROFILE: Final = Path("var/bench.prof")

@@ -1,6 +1,7 @@
 """Turns of the desk against a server, checked: the answer, the nested text and the model calls; it measures nothing."""
 
 import asyncio
+from collections.abc import Sequence
 
 from grpc import aio
 
@@ -18,8 +19,10 @@ _ANSWERS = 1 + len(SPECIALISTS)
 class Turns:
     """A client that runs turns and says what is wrong with them."""
 
-    def __init__(self, channel: aio.Channel) -> None:
+    def __init__(self, channel: aio.Channel, *, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        """`metadata` is sent with every call."""
         self._agents = agent_service_pb2_grpc.AgentServiceStub(channel)
+        self._metadata = metadata
 
     async def run(
         self, count: int, at_once: int, *, agent: str = "lead", delta: policy_pb2.DeltaPolicy | None = None
@@ -34,7 +37,7 @@ class Turns:
 
     async def _turn(self, request: agent_service_pb2.RunRequest) -> str:
         try:
-            stream = self._agents.Run(request, timeout=TURN_SECONDS)
+            stream = self._agents.Run(request, timeout=TURN_SECONDS, metadata=self._metadata)
             return fault_of([event async for response in stream for event in response.batch.events])
         except aio.AioRpcError as error:
             return f"The call failed: {error.code().name} {error.details()}"

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-MODULES: Final = ("catalog", "client", "evaluations", "sessions", "stream")
+MODULES: Final = ("catalog", "client", "evaluations", "sessions", "stream", "usage")
 
 _CONFIGURATION: Final = Path(__file__).parents[1] / "pyproject.toml"
 
@@ -38,11 +38,12 @@ _REPLACED: Final[Mapping[str, str]] = {
     r"(?<=Service)AsyncStub\b": "Stub",
     # Names of the client; in prose "Sessions of a server" are no class.
     r"\bAsyncClient\b": "Client",
-    r"\b(Calls|Catalog|Evaluations|Sessions|LogStream|StreamCall|RunStream|EvaluationStream)\b(?! of )": r"Sync\1",
+    r"\b(Calls|Catalog|Evaluations|Ledger|Sessions)\b(?! of )": r"Sync\1",
+    r"\b(LogStream|StreamCall|RunStream|EvaluationStream)\b": r"Sync\1",
     r"\basync_(?=channel\b|check\b)": "sync_",
     r"\b(?=aggregate_messages\b)": "sync_",
     r"\bcollect\b": "collect_sync",
-    r"\bfrom bough\.(?=(?:catalog|evaluations|sessions|stream) import)": "from bough.sync.",
+    r"\bfrom bough\.(?=(?:catalog|evaluations|sessions|stream|usage) import)": "from bough.sync.",
     # What the docstrings say of asyncio.
     r"\bAsynchronous client\b": "Synchronous client",
     r", an asynchronous context manager for one event loop\.": (

@@ -43,7 +43,7 @@ _use_memory()
 
 # A machine that is busy with something else is no failure; what is stuck meets the timeout of pytest.
 hypothesis.settings.register_profile("bough", deadline=None, max_examples=EXAMPLES)
-hypothesis.settings.register_profile("whole grid", deadline=None, max_examples=1_000)
+hypothesis.settings.register_profile("whole grid", deadline=None, max_examples=20 * EXAMPLES)
 hypothesis.settings.load_profile("bough")
 
 # Stacks as the server prints them. By default they are drawn with every local variable, which takes longer than what

@@ -66,6 +66,9 @@ func (c *Client) Catalog() boughv1.CatalogServiceClient {
 	return boughv1.NewCatalogServiceClient(c.conn)
 }
 
+// Usage returns the stub for what was used and charged, and for accounts.
+func (c *Client) Usage() boughv1.UsageServiceClient { return boughv1.NewUsageServiceClient(c.conn) }
+
 // Access returns the stub that says who calls.
 func (c *Client) Access() boughv1.AccessServiceClient { return boughv1.NewAccessServiceClient(c.conn) }
 

@@ -96,7 +96,12 @@ const retried = `{"methodConfig": [{
 		{"service": "bough.v1.SessionService", "method": "ListSessions"},
 		{"service": "bough.v1.SessionService", "method": "ListMessages"},
 		{"service": "bough.v1.SessionService", "method": "GetSessionState"},
-		{"service": "bough.v1.SessionService", "method": "ReadBlob"}
+		{"service": "bough.v1.SessionService", "method": "ReadBlob"},
+		{"service": "bough.v1.UsageService", "method": "GetUsage"},
+		{"service": "bough.v1.UsageService", "method": "ListUsageEntries"},
+		{"service": "bough.v1.UsageService", "method": "GetAccount"},
+		{"service": "bough.v1.UsageService", "method": "AdjustBalance"},
+		{"service": "bough.v1.UsageService", "method": "ListAdjustments"}
 	],
 	"retryPolicy": {
 		"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2,

@@ -44,8 +44,11 @@ from bough_server.process.loop import ServerRunner, end_cancelled_process
 from bough_server.process.memory import give_back_freed_memory
 from bough_server.process.stop_signals import StopSignals
 from bough_server.process.watchdog import Watchdog
+from bough_server.quotas import Quotas
+from bough_server.runs.accounts import Accounts
 from bough_server.runs.admission import RunDefaults
 from bough_server.runs.dependencies import RunDependencies
+from bough_server.runs.quotas import RunQuotas
 from bough_server.runs.runs import Runs
 from bough_server.settings import Settings
 from bough_server.settings_sections import ServerSection, to_reachable_address
@@ -210,6 +213,7 @@ class App:
             *(asyncio.create_task(each.watch()) for each in (self._tls.watched if self._tls is not None else ())),
             asyncio.create_task(self.health.follow(self.store.write_health.changes())),
             asyncio.create_task(give_back_freed_memory()),
+            *(asyncio.create_task(watch) for watch in self.runs.watch_limits()),
         }
         if self._authenticator is not None:
             self._watching.add(asyncio.create_task(self._authenticator.watch()))
@@ -407,17 +411,38 @@ def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
 def _run_dependencies(
     settings: Settings, *, store: Store, registry: Registry, tracing: Tracing, metrics: Metrics | None, clock: Clock
 ) -> RunDependencies:
+    worker = new_uuid7(clock.now_ns())
     return RunDependencies(
         store=store,
-        resolver=registry.resolver,
-        agents=AgentCatalog(registry, store.agents),
+        agents=AgentCatalog(
+            registry, store.agents, {tenant: section.models for tenant, section in settings.tenants.items()}
+        ),
+        quotas=RunQuotas(
+            Quotas(tenants={tenant: section.limits() for tenant, section in settings.tenants.items()}),
+            store.usage,
+            store.run_counter,
+            currency_code=settings.currency,
+            worker=worker,
+            clock=clock,
+            metrics=metrics,
+        ),
         tracing=tracing,
         metrics=metrics,
         clock=clock,
         defaults=_defaults(settings),
-        worker=new_uuid7(clock.now_ns()),
+        worker=worker,
         max_files_bytes=settings.server.max_files_bytes,
         max_live_runs=settings.server.max_live_runs,
+        accounts=None
+        if settings.accounts is None
+        else Accounts(
+            store.accounts,
+            per=settings.accounts.per,
+            currency_code=settings.currency,
+            worker=worker,
+            clock=clock,
+            metrics=metrics,
+        ),
     )
 
 

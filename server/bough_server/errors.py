@@ -12,7 +12,10 @@ BoughError
 │   ├── SessionBusy           ABORTED
 │   ├── ConcurrentChange      ABORTED: others changed it each time that the call was tried
 │   ├── SessionQueueFull      RESOURCE_EXHAUSTED: too many runs wait for the session
+│   ├── QuotaExceeded         RESOURCE_EXHAUSTED: a quota of the tenant, or of the user, is used up (quotas.py)
 │   ├── RequestBytesExhausted RESOURCE_EXHAUSTED: the server holds as many bytes of requests as it may
+│   ├── InsufficientBalance   RESOURCE_EXHAUSTED: nothing is left of the account; waiting does not help
+│   ├── AccountsDisabled      FAILED_PRECONDITION: the server has no accounts
 │   ├── StreamsExhausted      RESOURCE_EXHAUSTED: the server, or the caller, has as many streams as it may
 │   ├── SequenceOutOfRange    OUT_OF_RANGE
 │   ├── AlreadyAnswered       FAILED_PRECONDITION: the request has another answer
@@ -100,7 +103,7 @@ class CallError(BoughError):
 
     code: ClassVar[int] = code_pb2.INTERNAL
     reason: Reason = error_pb2.ERROR_REASON_INTERNAL
-    retry_delay: ClassVar[float | None] = None
+    retry_delay: float | None = None
     violations: Sequence[FieldViolation] = ()
     """The fields of the request that the error is about; BadRequest names them."""
 
@@ -214,6 +217,20 @@ class StreamsExhausted(CallError):
     code = code_pb2.RESOURCE_EXHAUSTED
     reason = error_pb2.ERROR_REASON_STREAMS_EXHAUSTED
     retry_delay = 1.0
+
+
+class InsufficientBalance(CallError):
+    """A call that begins or continues a run, while nothing is left of the account that pays for it."""
+
+    code = code_pb2.RESOURCE_EXHAUSTED
+    reason = error_pb2.ERROR_REASON_INSUFFICIENT_BALANCE
+
+
+class AccountsDisabled(CallError):
+    """A call that concerns accounts, at a server without them."""
+
+    code = code_pb2.FAILED_PRECONDITION
+    reason = error_pb2.ERROR_REASON_NOT_INSTALLED
 
 
 class SequenceOutOfRange(CallError):

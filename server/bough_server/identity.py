@@ -93,6 +93,11 @@ class Caller:
         return self._scope(READ in self.roles or ADMIN in self.roles)
 
     @property
+    def usage_scope(self) -> Scope:
+        """The users whose usage and accounts the caller may see."""
+        return self._scope(not {READ, ADMIN, BILLING}.isdisjoint(self.roles))
+
+    @property
     def changeable(self) -> Scope:
         """What the caller may change."""
         return self._scope(ADMIN in self.roles)

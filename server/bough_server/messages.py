@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from bough.v1 import eval_result_pb2, invocation_pb2, message_pb2
 
@@ -57,3 +58,9 @@ def copy_of(message: M) -> M:
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+def set_time(timestamp: Timestamp, nanoseconds: int) -> None:
+    """Set a time to nanoseconds since the Unix epoch, from 1970 on; a page of a list sets hundreds."""
+    # FromNanoseconds is Python code that takes five times as long.
+    timestamp.seconds, timestamp.nanos = divmod(nanoseconds, 1_000_000_000)

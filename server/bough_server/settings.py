@@ -14,12 +14,13 @@ from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from bough_server.auth.sections import AuthSection, ConfiguredTenant, TenantSection
+from bough_server.auth.sections import AuthSection, ConfiguredTenant, TenantSection, list_tenant_problems
 from bough_server.documents.yaml import Document, FieldPath, Value, raise_problems, read_documents
 from bough_server.errors import ConfigurationError, Problem
 from bough_server.models.config import ModelSection, model_problems
 from bough_server.models.model import DEFAULT_CURRENCY
 from bough_server.settings_sections import (
+    AccountsSection,
     ClientSection,
     Currency,
     EvaluationSection,
@@ -63,6 +64,7 @@ _PLACES: Final[Mapping[str, FieldPath]] = {
     "allow_no_tls": ("server", "allow_no_tls"),
     "allow_no_auth": ("server", "allow_no_auth"),
     "allow_insecure": ("server", "allow_insecure"),
+    "keys_file": ("auth", "keys_file"),
     "reflection": ("server", "reflection"),
     "database": ("storage", "url"),
     "default_model": ("models", "default"),
@@ -86,6 +88,8 @@ class Environment(BaseSettings):
     """Sets `storage.url`; a path is relative to the working directory."""
     default_model: str | None = None
     """Sets `models.default` to an alias of this model."""
+    keys_file: Path | None = None
+    """Sets `auth.keys_file`; a path is relative to the working directory."""
     reflection: bool | None = None
     """Sets `server.reflection`: 0 or 1."""
     log_level: str | None = None
@@ -174,6 +178,8 @@ class Settings(Section):
     """Who may call. Without it every call is that of one local user, who may do everything."""
     tenants: Mapping[ConfiguredTenant, TenantSection] = {"*": TenantSection()}
     """The tenants that callers may be of, by their ids; `"*"` for any other one."""
+    accounts: AccountsSection | None = None
+    """Accounts that runs are paid from in advance. Without it runs cost what they cost, and nothing has to be left."""
     limits: LimitsSection = LimitsSection()
     """Limits of runs. A limit that is not set does not apply."""
     runs: RunsSection = RunsSection()
@@ -249,6 +255,14 @@ class Settings(Section):
         settings._exports_logs = exports_logs
         return settings
 
+    def _find_model_problems(self) -> Iterator[tuple[FieldPath, str]]:
+        yield from model_problems(self.models)
+        yield from list_tenant_problems(self.tenants, self.models)
+        for name, model in self.models.items():
+            if self.accounts is not None and model.price is None and not model.alias:
+                words = "needs a `price`, as `accounts` are on: 0 for input and output if the model is free"
+                yield ("models", name), words
+
     @property
     def has_auth(self) -> bool:
         """Whether callers are authenticated."""
@@ -322,7 +336,7 @@ class Settings(Section):
                 )
             ) from None
         settings._document, settings._origins = document, origins
-        raise_problems([settings.locate(path, words) for path, words in model_problems(settings.models)])
+        raise_problems([settings.locate(path, words) for path, words in settings._find_model_problems()])
         return settings
 
 
@@ -373,7 +387,7 @@ def _merge_sources(
     origins: dict[FieldPath, str] = {}
     overrides: dict[str, tuple[Value, str]] = {}
     for name, value in environment.model_dump(exclude_none=True, exclude={"config"}).items():
-        overrides[name] = (value, f"BOUGH_{name.upper()}")
+        overrides[name] = (str(Path.cwd() / value) if isinstance(value, Path) else value, f"BOUGH_{name.upper()}")
     for name, value in flags.items():
         if value is not None and value is not False:
             overrides[name] = (value, "--" + name.replace("_", "-"))  # type: ignore[assignment]

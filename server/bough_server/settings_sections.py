@@ -22,6 +22,7 @@ from pydantic import (
 from bough.v1 import policy_pb2
 from bough_server.documents.yaml import DURATION, FieldPath, parse_duration, suggestion
 from bough_server.log.blobs import MAX_FILES_BYTES
+from bough_server.quotas import QuotaLimits
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -266,6 +267,13 @@ class LimitSet(Section):
         )
 
 
+class AccountsSection(Section):
+    """Accounts that runs are paid from in advance. Every model needs a price then, 0 if it is free."""
+
+    per: Literal["user", "tenant"]
+    """Whose the accounts are: of each `user` of a tenant, or of each `tenant` as a whole."""
+
+
 _DEFAULT_LIMITS: Final = {"model_calls": 500, "depth": 16}
 """The second ends agents that call each other in turn, long before the first one does."""
 
@@ -285,6 +293,23 @@ class LimitsSection(Section):
         if isinstance(values, dict) and isinstance(values.get("default"), dict):
             return {**values, "default": {**_DEFAULT_LIMITS, **values["default"]}}
         return values
+
+
+class QuotaSection(Section):
+    """Quotas of a tenant, or of each of its users. One that is not set does not apply."""
+
+    concurrent_runs: Annotated[Count, Field(ge=1)] | None = None
+    """Runs that are queued or executed at the same time, over all servers; those that wait for input do not count."""
+    runs_per_minute: Annotated[Count, Field(ge=1)] | None = None
+    """Runs that start within 60 seconds, over all servers."""
+    tokens_per_day: Amount | None = None
+    """Input and output tokens of model calls on one day, in UTC."""
+    cost_nanos_per_month: Amount | None = None
+    """Charges of model calls in one month, in UTC, in billionths of `currency`."""
+
+    def limits(self) -> QuotaLimits:
+        """Return the quotas as a plain value."""
+        return QuotaLimits(**self.model_dump())
 
 
 class DeltaSection(Section):
@@ -378,6 +403,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "finite_number": "must be a finite number",
     "string_type": "must be text; put it in quotes",
     "string_too_short": "must not be empty",
+    "too_short": "must be a list of at least {min_length}",
     "model_type": "must be a mapping",
     "dict_type": "must be a mapping",
     "tuple_type": "must be a list",

@@ -55,6 +55,7 @@ async def test_a_newcomer_finds_the_services_by_reflection_and_runs_a_turn_by_ha
         "bough.v1.CatalogService",
         "bough.v1.EvalService",
         "bough.v1.SessionService",
+        "bough.v1.UsageService",
     }
     assert "bough.v1.AgentService/Run" in listed
     assert "grpc.health.v1.Health/Check" in listed

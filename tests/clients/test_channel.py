@@ -11,16 +11,12 @@ from grpc import aio
 
 from bough import NO_REJOINING, AsyncClient, Client, Rejoining, Unavailable, collect
 from bough.channel import RETRIED_METHODS
-from bough.v1 import access_service_pb2, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2
 from bough.v1.session_service_pb2_grpc import SessionServiceServicer, add_SessionServiceServicer_to_server
+from bough_server.auth import access
 from tests.clients.run_events import RUN_ID, desk
 from tests.clients.stream_server import AT_ONCE, Call, LoopbackService, client_of, listening
 
-SERVICES = {
-    descriptor.full_name: descriptor
-    for file in (access_service_pb2, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
-    for descriptor in file.DESCRIPTOR.services_by_name.values()
-}
+SERVICES = {descriptor.full_name: descriptor for descriptor in access.SERVICES}
 NOT_TWICE = {
     "bough.v1.CatalogService": {"CreateAgent", "DeleteAgent"},
     "bough.v1.EvalService": {"DeleteEvaluation"},

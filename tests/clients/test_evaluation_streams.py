@@ -29,7 +29,7 @@ async def listed(events: AsyncIterator[evaluation_pb2.EvaluationEvent]) -> list[
 
 
 @given(drops=DROPS, overlap=st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 async def test_every_sequence_comes_once_and_in_order_over_dropped_connections(
     drops: list[Drop | None], overlap: int
 ) -> None:

@@ -46,7 +46,7 @@ async def client_of(address: str) -> AsyncIterator[AsyncClient]:
 # The mask hides the input_received before the interruption that the drop follows.
 @example(drops=[None, Drop(events=3)], afters=(ENDS[0], None, None), masked=True)
 @given(drops=DROPS, afters=st.tuples(*[st.none() | st.integers(0, end) for end in ENDS[:-1]]), masked=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 async def test_a_run_and_its_answers_give_every_sequence_once_and_end_where_they_would_have(
     drops: list[Drop | None], afters: tuple[int | None, ...], masked: bool
 ) -> None:

@@ -19,7 +19,7 @@ from tests.contract.languages import LANGUAGES
 from tests.contract.matching import differences, end_differences, event_differences, filled, found
 from tests.contract.operator_calls import request_type, response_type
 from tests.contract.scenario_files import STREAMS, Action, Expected, Group, Moment, Scenario, Step
-from tests.contract.stage import Stage
+from tests.contract.stage import Stage, Tokens
 
 STEP_SECONDS: Final = 45.0
 
@@ -79,6 +79,8 @@ def document(message: Message) -> dict[str, Any]:
 async def play(scenario: Scenario, stage: Stage, language: str) -> None:
     """Play a scenario with the driver of a language. Raises AssertionError with everything that is not as expected."""
     stage.gate.shut()
+    if stage.tokens is not None:
+        stage.tokens.use("valid")
     async with AsyncExitStack() as stack:
         if scenario.unreachable:
             driver = await stack.enter_async_context(stage.astray(language))
@@ -157,9 +159,18 @@ class _Player:
             self._stage.gate.open()
         elif action.shut:
             self._stage.gate.shut()
+        elif action.token is not None:
+            self._tokens.use(action.token)
+        elif action.renew:
+            await self._tokens.renew()
         elif action.operator is not None:
             async with self._stage.operator() as operator:
                 await operator.call(action.operator.call, filled(action.operator.request, self._variables))
+
+    @property
+    def _tokens(self) -> Tokens:
+        assert self._stage.tokens is not None, "the server has `auth: true`"
+        return self._stage.tokens
 
     async def _log_problems(self, step: Step, line: Mapping[str, Any], outcome: Outcome) -> list[str]:
         """Compare every event with that of the server's log."""

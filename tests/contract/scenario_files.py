@@ -9,6 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+TokenKind: TypeAlias = Literal["valid", "brief", "expired", "invalid"]
+
 Language: TypeAlias = Literal["python", "go", "typescript", "java"]
 
 STREAMS: Final[Mapping[str, str]] = {
@@ -52,6 +56,10 @@ class Action(_Strict):
     """The tool `hold` holds, from now on, as it does when a scenario begins."""
     operator: OperatorCall | None = None
     """The test makes a call, for a stream up to its first response."""
+    token: TokenKind | None = None
+    """The driver's next calls have another token."""
+    renew: bool = False
+    """The driver's token expires, and its next calls have another one."""
 
     @model_validator(mode="after")
     def _is_one(self) -> "Action":
@@ -188,7 +196,15 @@ class Server(_Strict):
     settings: Mapping[str, Any] = {}
     tls: bool = False
     """Whether calls come over TLS, and each driver has a certificate, for which the server asks."""
+    auth: bool = False
+    """Whether callers are those of an issuer of the tests."""
     newer: NewerServer | None = None
+
+    @model_validator(mode="after")
+    def _encrypts_tokens(self) -> "Server":
+        if self.auth and not self.tls:
+            raise ValueError("auth needs tls: the test's own calls have a token too")
+        return self
 
 
 class Group(_Strict):
@@ -207,7 +223,7 @@ def read_groups(folder: Path = FOLDER) -> list[Group]:
 def read_group(path: Path) -> Group:
     """Read a file. Raises ScenarioError with every error that it has."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
         group = Group.model_validate({"name": path.stem, **(document or {})})
     except yaml.YAMLError as error:
         raise ScenarioError(f"{path.name}: {error}") from None

@@ -1,7 +1,9 @@
 """What scenarios are played on: a server that can be killed, a gate for its tool, and a driver behind a proxy."""
 
+import asyncio
 import re
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,9 +15,10 @@ from tests.contract.driver_process import DriverProcess, driving
 from tests.contract.languages import command_of
 from tests.contract.newer_server import NewerProcess, serving_newer
 from tests.contract.operator_calls import Operator
-from tests.contract.scenario_files import Server
+from tests.contract.scenario_files import Server, TokenKind
 from tests.support.certificates import Authority
 from tests.support.cutting_proxy import Proxy, proxying
+from tests.support.issuer import Issuer, issuing
 from tests.support.processes import Serving, serving
 from tests.support.projects import write_project
 from tests.support.tool_gate import Gate, standing_gate
@@ -84,6 +87,33 @@ class Certificates:
         self.credentials = grpc.ssl_channel_credentials(authority.pem)
 
 
+class Tokens:
+    """An issuer's tokens for a driver, which reads the present one from a file."""
+
+    def __init__(self, folder: Path, issuer: Issuer) -> None:
+        self._file, self._issuer = folder / "token", issuer
+        self._expire_time = 0.0
+        self.environment = {"DRIVER_TOKEN_FILE": str(self._file)}
+        self.section = {"oidc": [issuer.section(leeway=0)]}
+
+    def use(self, kind: TokenKind) -> None:
+        """Replace the token of the next calls."""
+        now = time.time()
+        self._expire_time = now + {"brief": 3.0, "expired": -1.0}.get(kind, 600.0)
+        token = "x.y.z" if kind == "invalid" else self._issuer.token(iat=now - 10, exp=self._expire_time)
+        self._file.write_text(token, encoding="utf-8")
+
+    async def renew(self) -> None:
+        """Wait until the present token has expired and the server has noticed, by the same clock; replace it before."""
+        remaining = self._expire_time - time.time()
+        self.use("valid")
+        await asyncio.sleep(remaining + 0.3)
+
+    def add_to(self, credentials: grpc.ChannelCredentials) -> grpc.ChannelCredentials:
+        """Return credentials of a channel with a valid token."""
+        return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self._issuer.token()))
+
+
 class ServerProcess:
     """A server on a database that stays, behind one address over its restarts."""
 
@@ -123,9 +153,10 @@ class Stage:
         gate: Gate,
         proxy: Proxy,
         certificates: Certificates | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self._folder, self.server, self.gate, self.proxy = folder, server, gate, proxy
-        self._certificates = certificates
+        self._certificates, self.tokens = certificates, tokens
         self._drivers, self._language = AsyncExitStack(), ""
         self._driver: DriverProcess | None = None
 
@@ -135,7 +166,9 @@ class Stage:
             await self.end_driver()
             command = command_of(language)
             errors = self._folder / f"{language}.stderr"
-            environment = None if self._certificates is None else self._certificates.environment
+            environment: dict[str, str] = {}
+            for each in (self._certificates, self.tokens):
+                environment |= {} if each is None else each.environment
             self._driver = await self._drivers.enter_async_context(
                 driving(command, self.proxy.address, errors, environment)
             )
@@ -160,6 +193,8 @@ class Stage:
     async def operator(self) -> AsyncIterator[Operator]:
         """A channel of the tests to the present process."""
         credentials = None if self._certificates is None else self._certificates.credentials
+        if credentials is not None and self.tokens is not None:
+            credentials = self.tokens.add_to(credentials)
         operator = Operator(self.server.address, credentials)
         try:
             yield operator
@@ -173,13 +208,15 @@ async def staged(described: Server, folder: Path) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack, standing_gate() as gate, proxying("") as proxy:
         server: ServerProcess | NewerProcess
         certificates = Certificates(folder) if described.tls else None
+        tokens = Tokens(folder, await stack.enter_async_context(issuing())) if described.auth else None
         if described.newer is not None:
             server = await stack.enter_async_context(serving_newer(described.newer, gate))
             proxy.target = server.address
         else:
-            server = ServerProcess(_configured(described, folder, gate, certificates), stack, [proxy])
+            config = _configured(described, folder, gate, certificates=certificates, tokens=tokens)
+            server = ServerProcess(config, stack, [proxy])
             await server.start()
-        stage = Stage(folder, server, gate=gate, proxy=proxy, certificates=certificates)
+        stage = Stage(folder, server, gate=gate, proxy=proxy, certificates=certificates, tokens=tokens)
         try:
             yield stage
         finally:
@@ -187,9 +224,13 @@ async def staged(described: Server, folder: Path) -> AsyncIterator[Stage]:
             await stage.end_driver()
 
 
-def _configured(described: Server, folder: Path, gate: Gate, certificates: Certificates | None) -> Path:
+def _configured(
+    described: Server, folder: Path, gate: Gate, *, certificates: Certificates | None, tokens: Tokens | None
+) -> Path:
     (folder / "contract_tools.py").write_text(TOOLS.format(port=gate.port), encoding="utf-8")
     settings: dict[str, Any] = {"python": ["contract_tools"], **described.settings}
     if certificates is not None:
         settings["server"] = {**certificates.section, **described.settings.get("server", {})}
+    if tokens is not None:
+        settings["auth"] = tokens.section
     return write_project(folder, *described.agents, script=described.script, **settings)

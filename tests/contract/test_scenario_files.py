@@ -74,7 +74,7 @@ def test_a_scenario_can_be_of_some_languages_only() -> None:
 
 
 def test_a_file_that_is_no_yaml_or_empty_or_repeats_a_name_is_an_error(tmp_path: Path) -> None:
-    assert "line 1" in error_of("a: [", tmp_path)
+    assert "line 2" in error_of("a: [\n}", tmp_path)
     assert error_of("", tmp_path).splitlines()[0] == "bad.yaml: server: Field required"
     twice = SMALLEST.replace("STEP", "tree: a") + "  - name: one\n    steps: [{tree: b}]\n"
     assert error_of(twice, tmp_path) == "bad.yaml: several scenarios have the name 'one'"

@@ -15,7 +15,7 @@ with Client() as client:
 TOOLS = """
 ```python
 # tools.py
-from bough_server import tool
+from math import floor
 ```
 
 ```yaml
@@ -24,10 +24,8 @@ python: [tools]
 ```
 
 ```python
-@tool
-def double(number: int) -> int:
-    \"\"\"Doubles a number.\"\"\"
-    return 2 * numbr
+def double(number: float) -> int:
+    return 2 * floor(numbr)
 ```
 
 ```python
@@ -35,7 +33,7 @@ def double(number: int) -> int:
 print("the next program")
 ```
 """
-DOUBLE = ["def double(number: int) -> int:", "    return 2 * numbr"]
+DOUBLE = ["def double(number: float) -> int:", "    return 2 * floor(numbr)"]
 
 
 def test_a_block_without_a_name_continues_the_program_before_it() -> None:
@@ -46,8 +44,8 @@ def test_a_block_without_a_name_continues_the_program_before_it() -> None:
 
 
 def test_a_mistake_is_reported_with_its_line_in_the_page() -> None:
-    found = problems({"docs/ask.md": ASK, "docs/tools.md": TOOLS, "README.md": "No program."})
+    right = ASK.replace("answer: int", "answer")
+    found = problems({"docs/ask.md": ASK, "docs/right.md": right, "docs/tools.md": TOOLS, "README.md": "No program."})
 
-    assert {line.partition(" error: ")[0] for line in found.splitlines()} == {"docs/ask.md:8:", "docs/tools.md:16:"}
+    assert {line.partition(" error: ")[0] for line in found.splitlines()} == {"docs/ask.md:8:", "docs/tools.md:14:"}
     assert 'has type "str", variable has type "int"' in found
-    assert problems({"docs/ask.md": ASK.replace("answer: int", "answer")}) == ""

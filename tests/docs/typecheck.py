@@ -16,6 +16,7 @@ from tests.docs import pages
 
 _OPTIONS: Final = (
     "--strict",
+    "--cache-dir=.mypy_cache/pages",  # what is kept for other options is of no use, and would be replaced
     "--no-error-summary",
     "--allow-untyped-defs",  # a short test or metric may be without annotations
     "--allow-incomplete-defs",

@@ -39,7 +39,9 @@ NOT_LOOKED_UP: Final = frozenset(
         *("answer_json", "instruction", "path", "reference", "goal", "persona", "plan", "stop_when", "fault_seed"),
         # Names of agents, tools, functions and models: of the operator, or of the tenant.
         *("name", "agent", "agents", "tool", "model", "caller", "revision", "function", "forbidden"),
-        *("models", "from_agent", "to_agent"),
+        *("models", "from_agent", "to_agent", "currency_code"),
+        # A filter of what the caller sees.
+        "user_id",
     }
 )
 """The names of the other fields."""
@@ -173,6 +175,12 @@ SAMPLES: Final[Mapping[str, Sample]] = {
     "UpdateSessionState": lambda own: v1.UpdateSessionStateRequest(
         session_id=own.session, state_changes=[v1.SessionStateChange(key="a", value_json="1")]
     ),
+    "GetUsage": lambda _: v1.GetUsageRequest(page_size=1),
+    "ListUsageEntries": lambda _: v1.ListUsageEntriesRequest(page_size=1),
+    "GetQuotas": lambda _: v1.GetQuotasRequest(),
+    "GetAccount": lambda _: v1.GetAccountRequest(),
+    "AdjustBalance": lambda _: v1.AdjustBalanceRequest(request_id="one", amount_nanos=1, currency_code="USD"),
+    "ListAdjustments": lambda _: v1.ListAdjustmentsRequest(page_size=1),
     "ReadBlob": lambda own: v1.ReadBlobRequest(session_id=own.session, sha256=own.file),
 }
 """A request of each method that names only what its caller has."""
@@ -186,5 +194,7 @@ def build_request(named: Named, own: Things, value: str) -> Message:
     if "origin" in named.path:
         request.eval_set.cases[0].turns[0].ClearField("user")  # type: ignore[attr-defined]
         request.eval_set.cases[0].origin.after_sequence = 1  # type: ignore[attr-defined]
+        # The fork of a run that is live does not end before.
+        request.eval_set.cases[0].timeout.FromMilliseconds(100)  # type: ignore[attr-defined]
     name(request, named.path, value)
     return request

@@ -1,6 +1,7 @@
 """Users of one tenant, and tenants: what one has does not exist for another, in any field of any call."""
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -34,11 +35,14 @@ OPEN_TO_READERS: Final = frozenset(
     {
         *("WatchRun.run_id", "GetRun.run_id", "GetInvocation.run_id", "ForkRun.run_id", "ListRuns.filter.session_id"),
         "ListRuns.filter.evaluation_id",
+        *(f"{call}.filter.{name}" for call in ("GetUsage", "ListUsageEntries") for name in ("run_id", "session_id")),
         *("GetSession.session_id", "ListMessages.session_id", "GetSessionState.session_id", "ReadBlob.session_id"),
         *("WatchEvaluation.evaluation_id", "GetEvaluation.evaluation_id", "ListCaseResults.evaluation_id"),
         *("CompareEvaluations.baseline.evaluation_id", "CompareEvaluations.candidate.evaluation_id"),
         *("Evaluate.baseline.evaluation_id", "ScoreInvocations.invocations.run.run_id"),
         *("DiffInvocations.before.run.run_id", "DiffInvocations.after.run.run_id"),
+        *("Evaluate.eval_set.cases.turns.recorded.run.run_id", "Evaluate.eval_set.cases.origin.run_id"),
+        "Evaluate.eval_set.cases.mocks.run_id",
     }
 )
 """What READ opens of other users; of these, nothing changes."""
@@ -83,7 +87,7 @@ def ring_of(folder: Path) -> KeyRing:
     """Return the keys of all users."""
     ring = KeyRing(folder / "keys.yaml")
     for user, roles in ROLES.items():
-        ring.add(user, roles=roles)
+        ring.add(user, roles=roles, groups=["finance"])
     ring.add("carl", tenant="beta", roles=["RUN", "READ", "ADMIN"])
     return ring
 
@@ -204,7 +208,7 @@ def absent_of(kind: str, value: str) -> str:
 async def call(caller: CallerStubs, named: Named, request: Message) -> Sequence[Message]:
     """Make a call and return its responses."""
     service = {"AccessService": caller.access, "AgentService": caller.agents, "CatalogService": caller.catalog}
-    service |= {"EvalService": caller.trees, "SessionService": caller.sessions}
+    service |= {"EvalService": caller.trees, "SessionService": caller.sessions, "UsageService": caller.usage}
     method = getattr(service[named.method.containing_service.name], named.method.name)
     if named.method.client_streaming:
         return [await method(iter([request]))]
@@ -268,14 +272,14 @@ async def snapshot(anne: User) -> Sequence[object]:
     return [*seen, await anne.stubs[0].trees.GetEvaluation(evaluation)]
 
 
-async def compare(user: User, named: Named, value: str) -> tuple[Outcome, Outcome]:
-    """Return how calls end that name something of Anne's, and something that nothing has; equal on every server."""
-    hidden, absent = await _end_both(user, named, value)
-    for _ in range(3):
+async def compare(caller: CallerStubs, things: Things, named: Named, value: str) -> tuple[Outcome, Outcome]:
+    """Return how calls end that name something of Anne's, and something that nothing has."""
+    hidden, absent = await _end_both(caller, things, named, value)
+    for _ in range(6):
         if hidden.statements == absent.statements:
             break
         # What earlier calls have started may still be reading and writing: the fewest count.
-        again = await _end_both(user, named, value)
+        again = await _end_both(caller, things, named, value)
         hidden, absent = (
             replace(end, statements=min(end.statements, other.statements))
             for end, other in zip((hidden, absent), again, strict=True)
@@ -283,15 +287,12 @@ async def compare(user: User, named: Named, value: str) -> tuple[Outcome, Outcom
     return hidden, absent
 
 
-async def _end_both(user: User, named: Named, value: str) -> tuple[Outcome, Outcome]:
-    ends = []
-    for used in (value, absent_of(named.kind, value)):
-        found = [
-            await outcome(caller, named, build_request(named, user.things, used), but=used) for caller in user.stubs
-        ]
-        assert all(replace(end, statements=0) == replace(found[0], statements=0) for end in found), str(named)
-        ends.append(replace(found[0], statements=min(end.statements for end in found)))
-    return ends[0], ends[1]
+async def _end_both(caller: CallerStubs, things: Things, named: Named, value: str) -> tuple[Outcome, Outcome]:
+    hidden, absent = [
+        await outcome(caller, named, build_request(named, things, used), but=used)
+        for used in (value, absent_of(named.kind, value))
+    ]
+    return hidden, absent
 
 
 async def test_what_a_user_has_does_not_exist_for_others_of_its_tenant_and_for_other_tenants(
@@ -299,9 +300,11 @@ async def test_what_a_user_has_does_not_exist_for_others_of_its_tenant_and_for_o
 ) -> None:
     anne, ends = users["anne"], Counter[str]()
     before = await snapshot(anne)
-    for stranger in ("bert", "carl"):
-        for named, value in cells_of(anne.things):
-            hidden, absent = await compare(users[stranger], named, value)
+    for first, stranger in enumerate(("bert", "carl")):
+        things, servers = users[stranger].things, itertools.cycle(users[stranger].stubs)
+        # The servers in turn, so that a call that one of the strangers makes of one is made of the other by the other.
+        for (named, value), caller in zip(cells_of(anne.things), itertools.islice(servers, first, None), strict=False):
+            hidden, absent = await compare(caller, things, named, value)
             assert hidden == absent, f"{stranger}: {named}"
             ends[hidden.code.name] += 1
     assert await snapshot(anne) == before
@@ -331,8 +334,8 @@ async def test_a_session_of_another_user_is_not_created_again(users: dict[str, U
 async def test_read_opens_what_is_seen_and_denies_changes(users: dict[str, User]) -> None:
     anne, rita = users["anne"], users["rita"]
     before = await snapshot(anne)
-    for named, value in cells_of(anne.things):
-        seen, absent = await compare(rita, named, value)
+    for (named, value), caller in zip(cells_of(anne.things), itertools.cycle(rita.stubs), strict=False):
+        seen, absent = await compare(caller, rita.things, named, value)
         if str(named) in OPEN_TO_READERS:
             # Its own user cannot fork a run either that is parked or queued.
             refused = str(named) == "ForkRun.run_id" and value in (
@@ -390,5 +393,47 @@ async def test_admin_opens_changes_too(users: dict[str, User]) -> None:
     assert answer.answered_by == "ada"
 
 
-_STARTS: Final = {"Evaluate.baseline.evaluation_id", "ScoreInvocations.invocations.run.run_id"}
+_STARTS: Final = {"ScoreInvocations.invocations.run.run_id", *(each for each in OPEN_TO_READERS if "Evaluate." in each)}
 """What needs RUN beside."""
+
+
+def set_that_names(run_id: str) -> v1.EvalSet:
+    """Return a set whose cases name a run in each way that there is, each of them right if the run can be read."""
+    run = v1.InvocationSource(run=v1.RunRef(run_id=run_id))
+    completed = v1.EvalExpectation(answer=v1.ExpectedAnswer(contains=["hi"]))
+    return v1.EvalSet(
+        name="named",
+        agent="echo",
+        cases=[
+            v1.EvalCase(id="recorded", turns=[v1.EvalTurn(recorded=run, expect=completed)]),
+            v1.EvalCase(
+                id="forked",
+                origin=v1.EvalOrigin(run_id=run_id, after_sequence=1),
+                turns=[v1.EvalTurn(expect=completed)],
+            ),
+            v1.EvalCase(
+                id="mocked", mocks=v1.ToolMocks(run_id=run_id), turns=[v1.EvalTurn(user="hi", expect=completed)]
+            ),
+        ],
+    )
+
+
+async def test_the_runs_that_a_set_names_are_those_that_its_caller_sees(users: dict[str, User]) -> None:
+    async def evaluate(user: str, run_id: str) -> dict[str, str]:
+        trees = users[user].stubs[-1].trees
+        responses = [each async for each in trees.Evaluate(v1.EvaluateRequest(eval_set=set_that_names(run_id)))]
+        scored = [
+            event.case_trial_scored
+            for each in responses
+            for event in each.batch.events
+            if event.HasField("case_trial_scored")
+        ]
+        return {each.result.case_id: v1.Verdict.Name(each.result.verdict) for each in scored}
+
+    anne = users["anne"].things.runs["ended"]
+    everywhere = ("recorded", "forked", "mocked")
+    passed, unknown = dict.fromkeys(everywhere, "VERDICT_PASSED"), dict.fromkeys(everywhere, "VERDICT_NOT_EVALUATED")
+    assert await evaluate("anne", anne) == passed
+    assert await evaluate("rita", anne) == passed
+    for stranger in ("bert", "carl"):
+        assert await evaluate(stranger, anne) == await evaluate(stranger, ABSENT) == unknown

@@ -4,19 +4,25 @@ The times that are printed are asserted nowhere.
 """
 
 import asyncio
+import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
+from typing import Any, Final
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from bough import AsyncClient, RunStream
+from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_ref_pb2
 from tests.durability.torture_clients import Events, changing_client
+from tests.durability.torture_evaluations import Progress, runs_of
 from tests.support import postgres
 from tests.support.log_laws import check_laws
 from tests.support.log_readings import having
@@ -174,3 +180,128 @@ async def test_a_server_that_was_stopped_and_replaced_writes_nothing_more_of_its
         check_laws(again)
         assert again[-1].HasField("run_completed")
         assert not having(again, "run_resumed")
+
+
+TURN: Final = evaluation_ref_pb2.EVALUATION_ROLE_TURN
+USER: Final = evaluation_ref_pb2.EVALUATION_ROLE_USER
+JUDGE: Final = evaluation_ref_pb2.EVALUATION_ROLE_JUDGE
+
+_SPOKEN: Final = {
+    "keeper": [
+        {"when": "wait", "calls": [{"name": "wait_at", "arguments_json": '{"port": GATE}'}]},
+        {"when": "wait", "text": "The gate is open."},
+        "Yes.",
+    ],
+    "user": [
+        {"when": "message number 1 of", "text": '{"message": "Are you there?", "done": false}', "delay_ms": 5},
+        {"when": "message number 3 of", "text": '{"message": "", "done": true}'},
+        {"when": "A patient one.", "text": '{"message": "I wait.", "done": false}'},
+        {"text": '{"message": "And now?", "done": false}', "delay_ms": 5},
+    ],
+    "judge": [{"text": '{"criterion_1": {"reason": "It is.", "holds": true}}', "delay_ms": 5}],
+}
+"""What the agent, simulated users and judges say: a patient user has the agent wait at the gate in the second turn."""
+
+
+_DIFFERING: Final = re.compile(r"^(evaluationId|runId|userRunId|traceId|invocationId)$|Time$|[dD]uration")
+"""The fields of a result that differ in each evaluation, as JSON has them."""
+
+
+def conversations() -> eval_set_pb2.EvalSet:
+    """Conversations with simulated users, whose turns are judged, and which are judged as a whole."""
+    made = eval_set_pb2.EvalSet(name="gates", agent="keeper")
+    made.defaults.metrics.add(name="polite").llm_judge.rubrics.add(id="polite", text="It is polite.")
+    made.defaults.metrics.add(name="solved").llm_judge.rubrics.add(id="solved", text="The user got it.")
+    made.defaults.metrics[1].llm_judge.whole_conversation = True
+    for metric in made.defaults.metrics:
+        metric.llm_judge.model, metric.llm_judge.fresh = "default", True
+    for name in ("patient", "brief", "short"):
+        user = eval_set_pb2.SimulatedUser(model="default", persona=f"A {name} one.", goal="Pass the gate.")
+        made.cases.add(id=name, user=user)
+    return made
+
+
+def turn_of(ref: evaluation_ref_pb2.EvaluationRef) -> int | None:
+    """The turn that a run is about; None if it is about none."""
+    return ref.turn if ref.HasField("turn") else None
+
+
+def comparable(result: eval_result_pb2.EvalResult) -> Any:
+    """A result without ids of what was run, times and durations."""
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, list):
+            return [strip(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        return {key: strip(each) for key, each in value.items() if not _DIFFERING.search(key)}
+
+    return strip(MessageToDict(result))
+
+
+@asynccontextmanager
+async def three_evaluators(folder: Path, database: str, gate: Gate) -> AsyncIterator[list[Serving]]:
+    """Three servers with scripted models, of which `keeper` waits at the gate if it is asked to."""
+    scripted = {"provider": "scripted", "script": "script.yaml"}
+    config = write_project(
+        folder,
+        llm("keeper", tools=["wait_at"], model="small"),
+        script=json.loads(json.dumps(_SPOKEN).replace("GATE", str(gate.port))),
+        models=dict.fromkeys(("default", "small", "large"), scripted),
+        storage={"url": database},
+    )
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(serving(config, name=f"serve-{number}")) for number in range(3)]
+
+
+async def test_a_matrix_of_conversations_outlives_its_server_and_nothing_is_run_or_asked_twice(
+    tmp_path: Path, database: str
+) -> None:
+    matrix, seen = eval_set_pb2.EvalMatrix(model=["small", "large"]), Progress()
+    async with standing_gate() as gate, three_evaluators(tmp_path, database, gate) as servers:
+        addresses = [server.address for server in servers]
+
+        async def follow(client: AsyncClient) -> None:
+            async for event in client.evaluations.run(conversations(), matrix=matrix, max_concurrency=4):
+                seen.take(event)
+
+        async with changing_client(addresses, cycle(range(3))) as client, asyncio.TaskGroup() as group:
+            following = group.create_task(follow(client))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await gate.arrived.wait()
+                await seen.until_scored(1)
+                await servers[0].kill()
+                gate.open()
+                await following
+        async with AsyncClient(addresses[1]) as client, AsyncClient(addresses[2]) as other:
+            evaluation_id = seen.events[0].evaluation_id
+            logs = [[event async for event in each.evaluations.watch(evaluation_id)] for each in (client, other)]
+            runs = await runs_of(client, evaluation_id)
+            result = await other.evaluations.result(evaluation_id)
+            waiting = [
+                run.run_id
+                for run in runs
+                if run.evaluation.case_id.startswith("patient") and turn_of(run.evaluation) == 1
+            ]
+            resumed = [having([event async for event in client.watch(run_id)], "run_resumed") for run_id in waiting]
+            undisturbed = [event async for event in other.evaluations.run(conversations(), matrix=matrix)]
+            expected = await client.evaluations.result(undisturbed[0].evaluation_id)
+    assert logs == [seen.events] * 2
+    cases = {f"{name} [model={model}]" for name in ("patient", "brief", "short") for model in ("small", "large")}
+    scored = [event.case_trial_scored.result for event in seen.events if event.HasField("case_trial_scored")]
+    assert Counter(one.case_id for one in scored) == Counter(cases)
+    parts: list[tuple[int, str, int | None]] = [
+        (TURN, "", 0),
+        (TURN, "", 1),
+        (USER, "", 0),
+        (USER, "", 1),
+        (USER, "", 2),
+    ]
+    parts += [(JUDGE, "polite", 0), (JUDGE, "polite", 1), (JUDGE, "solved", None)]
+    refs = [run.evaluation for run in runs]
+    assert Counter((ref.case_id, ref.role, ref.metric, turn_of(ref)) for ref in refs) == Counter(
+        (case_id, *part) for case_id in cases for part in parts
+    )
+    assert any(resumed), "a server took over while an agent waited"
+    assert comparable(result) == comparable(expected)
+    assert result.verdict == eval_result_pb2.VERDICT_PASSED

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from bough import AsyncClient, InsufficientBalance
 from bough.v1 import event_pb2, execution_pb2, policy_pb2
 from tests.rpc.run_server import Turn
 from tests.support.log_laws import check_laws
@@ -145,3 +146,32 @@ async def _killed_after(count: int, server: Serving, remote: Remote) -> list[Tur
         await server.kill()
     assert set(codes) <= {grpc.StatusCode.UNAVAILABLE}
     return [turn for turn in turns if turn.events]
+
+
+async def test_a_payment_whose_server_is_killed_before_it_answers_is_credited_once(tmp_path: Path) -> None:
+    """The run that was refused before goes on after it, at the next server."""
+
+    def adjustments() -> int:
+        with closing(sqlite3.connect(tmp_path / "bough.db")) as database:
+            return int(database.execute("SELECT count(*) FROM adjustments").fetchone()[0])
+
+    model = {
+        "provider": "scripted",
+        "script": "script.yaml",
+        "price": {"input_per_million": 1, "output_per_million": 1},
+    }
+    script = {"alone": [{"text": "Done.", "usage": {"input_tokens": 1_000, "output_tokens": 0}}]}
+    config = write_project(tmp_path, llm("alone"), script=script, model=model, accounts={"per": "user"})
+    payment = {"currency_code": "USD", "request_id": "payment-1", "user_id": "local"}
+    async with serving(config) as server, AsyncClient(server.address) as client:
+        with pytest.raises(InsufficientBalance):
+            await client.ask("alone", "hi")
+        paying = asyncio.create_task(client.usage.adjust_balance(10**9, **payment))
+        while not adjustments():  # noqa: ASYNC110 # its commit is all that can be seen of it
+            await asyncio.sleep(0)
+        await server.kill()
+        await asyncio.wait({paying})
+    async with serving(config) as server, AsyncClient(server.address) as client:
+        assert (await client.usage.adjust_balance(10**9, **payment)).balance_nanos == 10**9
+        assert await client.ask("alone", "hi") == "Done."
+        assert (await client.usage.get_account()).balance_nanos == 10**9 - 1_000_000

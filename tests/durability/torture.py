@@ -26,6 +26,8 @@ from pathlib import Path
 from socket import socket
 from typing import Final
 
+from bough_server.settings import Settings
+from tests.durability.torture_charges import pay
 from tests.durability.torture_clients import Client, Faults, read_everywhere
 from tests.durability.torture_evaluations import Evaluator
 from tests.durability.torture_faults import (
@@ -70,7 +72,8 @@ class Report:
         counts = self.faults.counts
         return (
             f"runs={self.runs} kills={self.kills} duplicates={counts['duplicates']} lost={counts['lost']} "
-            f"stuck={counts['stuck']} evaluations={self.evaluations} unfinished={counts['unfinished']}"
+            f"stuck={counts['stuck']} evaluations={self.evaluations} unfinished={counts['unfinished']} "
+            f"overcharged={counts['overcharged']} uncharged={counts['uncharged']}"
         )
 
 
@@ -120,6 +123,7 @@ async def torment(
     effects.touch()
     async with serving_model(mind, delta_interval=_WORD_SECONDS) as model:
         config = write_team(folder, model.base_url, "bough.db" if database is None else database.url("postgres"))
+        await pay(Settings.load(config).storage.url)
         addresses = _free_addresses(servers)
         clients = [Client(addresses, number, faults, seed=seed) for number in range(turns)]
         evaluating = [Evaluator(addresses, number, faults, seed=seed) for number in range(evaluators)]

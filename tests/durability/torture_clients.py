@@ -38,7 +38,7 @@ class Faults:
     said: list[str] = field(default_factory=list)
 
     def add(self, kind: str, what: str) -> None:
-        """Counts a fault: `duplicates`, `lost`, `stuck` or `unfinished`."""
+        """Counts a fault: `duplicates`, `lost`, `stuck`, `unfinished`, `overcharged` or `uncharged`."""
         self.counts[kind] += 1
         self.said.append(f"{kind}: {what}")
 

@@ -19,6 +19,7 @@ from bough_server.runs.replay import build_offline_resolver, replay
 from bough_server.settings import Settings
 from bough_server.store.opening import open_store, rebuild_projections
 from bough_server.store.sqlite.database_path import is_postgres
+from tests.durability.torture_charges import check_balance, check_charges
 from tests.durability.torture_clients import Events, Faults, Seen
 from tests.durability.torture_evaluations import Progress
 from tests.durability.torture_team import Asked
@@ -79,12 +80,14 @@ async def judge(evidence: Evidence, faults: Faults) -> int:
             if tuple(state) != (expected := _state(log)):
                 faults.add("lost", f"{run_id}: epoch, last sequence and end are {state}, not {expected} as in the log")
             _check(log, lines, evidence, faults)
+            await check_charges(store, run_id, log, faults)
             cut = log[0].run_started.session_cut
             session = await store.sessions.messages(LOCAL.principal, session_id, through=cut) if cut else ()
             resolver = build_offline_resolver(log, resolver_here, is_forced=False)
             replayed = await replay(log, resolver=resolver, tracing=tracing, clock=SystemClock(), session=session)
             if replayed.divergence:
                 faults.add("lost", f"{run_id}: it does not re-execute: {replayed.divergence}")
+        await check_balance(store, faults)
     if not faults.said:
         _check_derived(url, faults)
     return len(rows)

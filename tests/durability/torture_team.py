@@ -55,7 +55,8 @@ def write_team(folder: Path, base_url: str, database: str) -> Path:
     return write_project(
         folder,
         *definitions,
-        model=openai_model(base_url),
+        model=openai_model(base_url, price={"input_per_million": 1, "output_per_million": 2}),
+        accounts={"per": "user"},
         # A crash of PostgreSQL loses commits that were not flushed.
         storage={"url": database, "durability": "disk" if is_postgres(database) else "process"},
         python=["tests.durability.torture_tools", EVALUATED],

@@ -56,7 +56,7 @@ def is_matching(pairs: Sequence[tuple[int, int]]) -> bool:
 
 
 # Wide and narrow ranges: without ties, with many, and with many pairs that are impossible.
-@examples(300)
+@examples(100)
 @given(
     st.one_of(
         matrices(st.integers(-(10**15), 0)),
@@ -74,7 +74,7 @@ def test_no_matching_is_cheaper(weights: list[list[int]]) -> None:
     )
 
 
-@examples(150)
+@examples(50)
 @given(blocks())
 def test_equal_rows_have_their_columns_in_order_and_the_first_rows_have_one(weights: list[list[int]]) -> None:
     found = dict(find_cheapest_matching(weights))
@@ -97,7 +97,7 @@ def test_no_row_and_no_possible_pair_have_no_matching() -> None:
     assert find_largest_matching([[], []]) == {}
 
 
-@examples(300)
+@examples(100)
 @given(SIZES.flatmap(lambda size: st.lists(st.sets(st.integers(0, size[1] - 1)), min_size=size[0], max_size=size[0])))
 def test_no_matching_is_larger(columns: list[set[int]]) -> None:
     found = find_largest_matching([sorted(each) for each in columns])

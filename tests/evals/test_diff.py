@@ -281,7 +281,7 @@ def test_a_record_is_the_same_as_itself(record: invocation_pb2.Invocation) -> No
     assert not found.call_differences
 
 
-@examples(120)
+@examples(40)
 @given(RECORDS, RECORDS)
 def test_the_diff_of_exchanged_records_is_its_mirror(
     left: invocation_pb2.Invocation, right: invocation_pb2.Invocation
@@ -291,7 +291,7 @@ def test_the_diff_of_exchanged_records_is_its_mirror(
     assert in_one_order(seen_from_the_right(there)) == in_one_order(twice)
 
 
-@examples(120)
+@examples(40)
 @given(RECORDS, RECORDS)
 def test_every_agent_and_call_is_accounted_for(
     left: invocation_pb2.Invocation, right: invocation_pb2.Invocation

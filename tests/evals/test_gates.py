@@ -602,7 +602,7 @@ def planned_of(plan: list[int]) -> list[evaluation_pb2.CasePlanned]:
 
 
 @given(NUMBERS, st.sampled_from([">=", ">"]), BOUNDS, PLANS)
-@examples(150)
+@examples(50)
 def test_a_gate_that_is_not_refused_is_met_if_everything_passes_and_one_that_is_refused_is_not(
     number: str, operator: str, bound: float, plan: list[int]
 ) -> None:
@@ -613,7 +613,7 @@ def test_a_gate_that_is_not_refused_is_met_if_everything_passes_and_one_that_is_
 
 
 @given(NUMBERS, st.sampled_from([">=", ">", "<=", "<", "=="]), BOUNDS, PLANS, st.data())
-@examples(150)
+@examples(50)
 def test_no_results_meet_a_gate_that_is_refused(
     number: str, operator: str, bound: float, plan: list[int], data: st.DataObject
 ) -> None:
@@ -627,7 +627,7 @@ def test_no_results_meet_a_gate_that_is_refused(
 
 
 @given(PLANS, st.data())
-@examples(100)
+@examples(40)
 def test_a_gate_on_a_mean_has_the_mean_of_the_totals(plan: list[int], data: st.DataObject) -> None:
     cases = [
         case_of(f"case {number}", *data.draw(st.lists(TRIALS, min_size=trials, max_size=trials)))

@@ -113,6 +113,14 @@ def test_the_sample_is_imported_with_the_default_criteria() -> None:
     ]
 
 
+def test_words_without_expected_answers_are_not_said_to_be_compared() -> None:
+    _, sentences = imported(adk_set(turn()), {"response_match_score": 0.8})
+    assert sentences == [
+        "The metric 'response_match_score' has no counterpart: no answer is expected whose words it could compare. "
+        "Its cases are not scored until it is removed. (Case 'one'.)"
+    ]
+
+
 def test_the_configuration_beside_a_set_is_read(tmp_path: Path) -> None:
     source = tmp_path / "flow.test.json"
     source.write_text(json.dumps(adk_set(turn())))

@@ -359,7 +359,7 @@ SOURCES = (
 METRICS_FILES = listed(METRIC) | shaped(criteria=st.dictionaries(TEXTS, NUMBERS | shaped(threshold=NUMBERS)).map(dict))
 
 
-@examples(150)
+@examples(50)
 @given(
     damaged(SOURCES) | VALUES,
     st.none() | damaged(METRICS_FILES) | VALUES,

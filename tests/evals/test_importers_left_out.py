@@ -73,7 +73,7 @@ def objects_in(value: JsonValue) -> list[dict[str, JsonValue]]:
     return [*([value] if isinstance(value, dict) else []), *(found for each in inner for found in objects_in(each))]
 
 
-@examples(200)
+@examples(80)
 @given(st.sampled_from(range(len(SETS))), st.data(), st.sampled_from([1, "text", {"a": {"b": 2}}, [1]]))
 def test_a_member_that_no_importer_knows_is_kept_listed_or_refused(
     number: int, data: st.DataObject, value: JsonValue

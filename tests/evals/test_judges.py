@@ -24,7 +24,8 @@ from bough.v1 import (
 from bough.v1.eval_set_pb2 import JudgeRubric, JudgeScale
 from bough.v1.invocation_pb2 import InvocationSource
 from bough_server.errors import RunError
-from bough_server.evals.metrics.llm_judge import questions, turns_of
+from bough_server.evals.metrics.judge_prompts import list_judged_parts
+from bough_server.evals.metrics.llm_judge import questions
 from bough_server.evals.reports.words import describe_judgment, rate_text
 from tests.evals.invocations import Call, agent, invocation
 from tests.evals.job_server import evaluation, run_started
@@ -52,6 +53,11 @@ def judge(*rubrics: str, samples: int = 1, **fields: Any) -> eval_set_pb2.EvalMe
 
 def case(text: str, **fields: Any) -> eval_set_pb2.EvalCase:
     return eval_set_pb2.EvalCase(id=re.sub(r"\W+", "-", text)[:20], turns=[eval_set_pb2.EvalTurn(user=text)], **fields)
+
+
+def conversation(*texts: str, **fields: Any) -> eval_set_pb2.EvalCase:
+    """A case of which these texts are the turns."""
+    return eval_set_pb2.EvalCase(turns=[eval_set_pb2.EvalTurn(user=text) for text in texts], **fields)
 
 
 def set_of(*cases: eval_set_pb2.EvalCase, metrics: Sequence[eval_set_pb2.EvalMetric] = ()) -> eval_set_pb2.EvalSet:
@@ -253,9 +259,11 @@ async def test_a_tie_fails(tmp_path: Path) -> None:
 
 def test_ready_rubrics_are_judged_by_the_input_the_tools_and_the_turns_before() -> None:
     metric = rubrics(JudgeRubric(ready=GROUNDED), JudgeRubric(id="kind", text="It is kind.")).llm_judge
-    turns = [eval_set_pb2.EvalTurn(user=text) for text in ("What is a bough?", "And a twig?")]
+    asked = conversation("What is a bough?", "And a twig?")
     runs = [record(did("look", {"what": "bough"}, "a branch"), answer="A branch."), record(answer="A thin one.")]
-    first, second = (question.prompt for one in turns_of(turns, runs) for question in questions(metric, one))
+    first, second = (
+        question.prompt for one in list_judged_parts(metric, asked, runs) for question in questions(metric, one)
+    )
     for prompt in (first, second):
         assert "criterion_1: Every claim of the answer follows from what the tools and agents returned" in prompt
         assert "criterion_2: It is kind." in prompt
@@ -264,16 +272,65 @@ def test_ready_rubrics_are_judged_by_the_input_the_tools_and_the_turns_before() 
     said = 'User: What is a bough?\nTools: lead: look({"what": "bough"}) = "a branch"\nAnswer: A branch.\n'
     assert said in second.partition("The turns before")[2]
     del metric.rubrics[0]
-    assert "The turns before" not in questions(metric, turns_of(turns, runs)[1])[0].prompt
+    assert "The turns before" not in questions(metric, list_judged_parts(metric, asked, runs)[1])[0].prompt
 
 
 def test_a_turn_before_that_was_cut_is_not_judged_by() -> None:
     metric = rubrics(JudgeRubric(ready=GROUNDED)).llm_judge
-    turns = [eval_set_pb2.EvalTurn(user=text) for text in ("One.", "Two.")]
+    asked = conversation("One.", "Two.")
     runs = [record(answer="1"), record(answer="2")]
     runs[0].final_response.parts[0].truncated = True
-    with pytest.raises(RunError, match="The answer was cut in the record"):
-        questions(metric, turns_of(turns, runs)[1])
+    for whole in (False, True):
+        metric.whole_conversation = whole
+        with pytest.raises(RunError, match="The answer was cut in the record"):
+            questions(metric, list_judged_parts(metric, asked, runs)[-1])
+
+
+def test_a_judge_of_a_conversation_reads_all_of_it_and_what_its_user_wanted() -> None:
+    metric = judge("The user got it.", whole_conversation=True).llm_judge
+    asked = conversation("A boat.", "For four.", user=eval_set_pb2.SimulatedUser(goal="A boat for four."))
+    asked.turns[1].expect.answer.contains.append("of the turn")
+    asked.user.expect.answer.contains.append("booked")
+    runs = [record(answer="For how many?"), record(did("book", {"people": 4}, "ok"), answer="It is booked.")]
+    for number, run in enumerate(runs):
+        run.agents.add(name="lead", invocation_id=str(number))
+    (one,) = list_judged_parts(metric, asked, runs)
+    (question,) = questions(metric, one)
+    assert (question.turn, question.is_conversation) == (2, True)
+    instruction = question.definition.llm.instruction
+    assert instruction.startswith("You judge a conversation of a user with another agent by criteria.")
+    shown = re.sub(r"</?text-\w+>\n?", "", question.prompt).partition("What the user wanted")[2]
+    assert shown == (
+        ", if it is known:\nA boat for four.\n\n"
+        "The conversation that is to be judged, with the tools that were called:\n"
+        "User: A boat.\nTools: none\nAnswer: For how many?\n\n"
+        'User: For four.\nTools: lead: book({"people": 4}) = "ok"\nAnswer: It is booked.\n\n'
+        "What was expected of the last answer, if anything is known about it:\nbooked\n\n"
+        "The agents that worked on it, each below the one that called it:\nlead\n"
+    )
+    metric.template = "{{goal}}|{{answer}}|{{tools}}|{{expected}}"
+    asked.ClearField("user")
+    (of_turns,) = questions(metric, list_judged_parts(metric, asked, runs)[0])
+    texts = re.findall(r"<text-\w+>\n(.*?)\n</text", of_turns.prompt, re.DOTALL)
+    assert texts[-4:] == ["", "It is booked.", 'lead: book({"people": 4}) = "ok"', "of the turn"]
+    assert list_judged_parts(metric, asked, []) == []
+
+
+async def test_a_conversation_is_judged_once_and_its_turns_are_by_other_metrics(tmp_path: Path) -> None:
+    whole = judge("It is solved.", whole_conversation=True)
+    whole.name = "solved"
+    asked = conversation("Hello", "Bye", id="both")
+    async with judged_by(tmp_path, lambda *_: True) as (server, model):
+        found = await evaluated(server, eval_set=set_of(asked, metrics=[judge(), whole]))
+        runs = await judges_runs(server, case_id="both")
+    (trial,) = found.cases[0].trials
+    assert {score.name: [one.turn for one in score.judgments] for score in trial.scores} == {
+        "llm_judge": [0, 1],
+        "solved": [2],
+    }
+    assert (found.verdict, model.count) == (PASSED, 3)
+    (ref,) = [run.evaluation for run in runs if run.evaluation.metric == "solved"]
+    assert (ref.HasField("turn"), ref.judged_run_id) == (False, trial.turns[1].run_id)
 
 
 @pytest.mark.parametrize(("grades", "score"), [((1, 5), 0.5), ((5, 5), 1), ((2, 3.0), 0.375), ((1, 1), 0)])
@@ -426,13 +483,24 @@ async def test_a_judge_sees_the_arguments_that_an_approver_edited(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
-    [("{{answers}}", "unknown placeholders: answers"), ("Judge it.", "no placeholders"), ("{{agents.x}}", "agents.x")],
+    ("template", "whole", "words"),
+    [
+        ("{{answers}}", False, "unknown placeholders: answers"),
+        ("Judge it.", False, "no placeholders"),
+        ("{{agents.x}}", False, "agents.x"),
+        ("{{goal}}", False, "tree, agents.NAME.input, agents.NAME.output. With whole_conversation there is also goal."),
+        ("{{user}} {{x}}", True, "placeholders: user, x. Known are goal, conversation, answer"),
+        ("{{user}} {{x}}", True, "agents.NAME.output. Without whole_conversation there is also user."),
+        ("{{answer}}", True, "lacks {{conversation}}, by which the rubric 'grounded' is judged."),
+    ],
 )
-async def test_a_template_with_unknown_placeholders_is_refused(tmp_path: Path, template: str, words: str) -> None:
+async def test_a_template_with_unknown_placeholders_is_refused(
+    tmp_path: Path, template: str, whole: bool, words: str
+) -> None:
+    metric = rubrics(JudgeRubric(ready=GROUNDED), template=template, whole_conversation=whole)
     async with judged_by(tmp_path, lambda *_: True) as (server, _):
         with pytest.raises(aio.AioRpcError) as refused:
-            await evaluated(server, eval_set=set_of(case("hi"), metrics=[judge(template=template)]))
+            await evaluated(server, eval_set=set_of(case("hi"), metrics=[metric]))
         assert refused.value.code() == StatusCode.INVALID_ARGUMENT
         ((field, description),) = broken(refused.value)
         assert field == "eval_set.defaults.metrics[0].llm_judge.template"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.v1 import eval_result_pb2, eval_service_pb2, eval_set_pb2, execution_pb2
+from bough.v1 import agent_service_pb2, eval_result_pb2, eval_service_pb2, eval_set_pb2, execution_pb2
 from tests.evals.job_server import (
     ARRIVED,
     GATES,
@@ -38,6 +38,24 @@ from bough_server import agent
 @agent(description="Answers alike.")
 async def coded(ctx, input):
     return "{answer}"
+"""
+
+
+WAITING = """
+from bough_server import agent
+from tests.evals.job_server import CALLED, wait_at_gate
+
+@agent(description="Answers three times, and then waits.")
+async def coded(ctx, input):
+    name = input.parts[0].text
+
+    async def count():
+        CALLED[name] += 1
+        return CALLED[name]
+
+    if await ctx.step("count", count) > 3:
+        await ctx.step("wait", lambda: wait_at_gate(name))
+    return "done"
 """
 
 
@@ -145,6 +163,38 @@ async def test_a_baseline_of_other_python_code_does_not_run_again_although_its_p
     )
     (changed,) = compared.comparison.pins_changed
     assert changed.startswith("The Python code has changed: ")
+
+
+async def test_a_fresh_trial_of_a_baseline_that_cannot_run_here_any_more_leaves_no_run_open(tmp_path: Path) -> None:
+    made = eval_set(case("a", "pinned", answers=["never"]), agent="coded")
+
+    def serve(comment: str) -> AbstractAsyncContextManager[Served]:
+        sys.modules.pop("coded_desk", None)
+        (tmp_path / "coded_desk.py").write_text(f"# {comment}\n{WAITING}")
+        return evaluating(tmp_path, python=["coded_desk"], base=tmp_path)
+
+    async with serve("before") as server:
+        baseline = eval_result_pb2.EvalSource(evaluation_id=(await evaluated(server, made)).evaluation_id)
+        log = begin(server, made, baseline=baseline, rerun_suspects=1, max_concurrency=1)
+        await log.until("suspects_planned")
+        await asyncio.wait_for(ARRIVED["pinned"].wait(), 30)
+    async with serve("after") as server:
+        followed = await watch(server, log.evaluation_id).to_the_end()
+        for run in await runs_of(server, log.evaluation_id):
+            async for _ in server.agents.WatchRun(agent_service_pb2.WatchRunRequest(run_id=run.run_id), timeout=30):
+                pass
+        runs = await runs_of(server, log.evaluation_id)
+    sys.modules.pop("coded_desk")
+    (left,) = [one for one in followed.results().values() if one.purpose == BASELINE]
+    assert (left.verdict, left.reason) == (
+        eval_result_pb2.VERDICT_NOT_EVALUATED,
+        "The Python code of this server is not that which the baseline ran with.",
+    )
+    assert {run.evaluation.trial: run.state for run in runs} == {
+        0: execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        1: execution_pb2.EXECUTION_STATE_SUCCEEDED,
+        2: execution_pb2.EXECUTION_STATE_CANCELLED,
+    }
 
 
 async def test_a_set_in_which_no_trial_fails_has_no_suspects(server: Served) -> None:

@@ -186,7 +186,7 @@ async def test_mistakes_are_named_by_their_place_in_the_request(server: Served) 
 async def test_the_result_of_as_many_records_as_a_call_may_score_fits_an_answer(
     server: Served, threads: Threads
 ) -> None:
-    record = invocation(agent("lead", *[agent(f"writer {number}") for number in range(100)]), answer="answer " * 1_000)
+    record = invocation(agent("lead", *[agent(f"writer {number}") for number in range(20)]), answer="answer " * 1_000)
     metrics = [
         eval_set_pb2.EvalMetric(name=f"budget-{n:0120}", budget=eval_set_pb2.BudgetMetric(errors=n)) for n in range(64)
     ]

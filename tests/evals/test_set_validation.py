@@ -151,11 +151,11 @@ def test_a_mock_that_is_named_like_the_call_of_an_agent_says_what_to_mock() -> N
 
 def test_a_threshold_can_be_reached_and_missed() -> None:
     for threshold in (1.5, -0.1):
-        assert of_metric({"toolTrajectory": {}, "threshold": threshold}) == [
+        assert of_metric({"budget": {"errors": 0}, "threshold": threshold}) == [
             ("threshold", "must be from 0 to 1, as the scores of this metric are.")
         ]
         assert of_metric({"custom": {"name": "polite"}, "threshold": threshold}) == []
-    assert of_metric({"toolTrajectory": {}, "threshold": 0.5}) == []
+    assert of_metric({"budget": {"errors": 0}, "threshold": 0.5}) == []
 
 
 def test_a_function_gets_a_configuration_only_if_it_takes_one() -> None:
@@ -376,7 +376,9 @@ def test_the_id_of_a_turn_is_used_once() -> None:
 
 def test_metrics_of_a_case_have_different_names_and_a_kind() -> None:
     budget = {"budget": {"errors": 0}}
-    assert of_case({"metrics": [budget, budget, {"name": "budget", "toolTrajectory": {}}, {}]}) == [
+    assert of_case(
+        {"metrics": [budget, budget, {"name": "budget", "finalResponse": {"answer": {"exact": "x"}}}, {}]}
+    ) == [
         ("metrics[1]", "There are two metrics 'budget': give each its own `name`."),
         ("metrics[2].name", "There are two metrics 'budget': give each its own `name`."),
         ("metrics[3]", "needs a kind, such as `tool_trajectory: {}`."),
@@ -413,7 +415,14 @@ def test_what_metrics_expect_themselves_is_checked_too() -> None:
 def test_a_metric_that_has_nothing_to_score_is_reported_with_its_case() -> None:
     assert of_metric({"agentTrajectory": {}}) == [("", "has nothing to score: the case 'c0' expects no agents.")]
     assert of_metric({"finalResponse": {}}) == [("", "has nothing to score: the case 'c0' expects no answer.")]
-    assert of_metric({"toolTrajectory": {}}) == []
+    assert of_metric({"toolTrajectory": {}}) == [
+        ("", "has nothing to score: the case 'c0' expects no tools, and a turn without `expect` is not scored.")
+    ]
+    assert of_metric({"toolTrajectory": {"tools": [{"name": "search"}]}}) == []
+    of_none: Json = {"metrics": [{"toolTrajectory": {}}]}
+    assert of_case({"turns": [{"user": "Hi."}, {"user": "So?", "expect": {}}], **of_none}) == []
+    user = {"goal": "A stamp.", "model": "default", "expect": {"answer": {"contains": ["stamp"]}}}
+    assert of_case({"turns": [], "user": user, **of_none}) == []
 
 
 def of_judge(*rubrics: Json, **judge: Any) -> list[tuple[str, str]]:

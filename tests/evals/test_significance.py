@@ -15,7 +15,15 @@ from bough.v1 import eval_result_pb2, evaluation_pb2
 from bough_server.evals.job.evaluation_log import EvaluationState
 from bough_server.evals.results import power
 from bough_server.evals.results.compare import baseline_of, compare
-from bough_server.evals.results.significance import LEVEL, Passes, case_p_values, drop_p_value, least_p_value, reject
+from bough_server.evals.results.significance import (
+    LEVEL,
+    Passes,
+    case_p_values,
+    describe_p_value,
+    drop_p_value,
+    least_p_value,
+    reject,
+)
 from bough_server.evals.results.verdicts import case_result
 from tests.support.eval_results import RECORDED, Trial, crashed, planned_case, scored
 
@@ -243,3 +251,8 @@ def test_a_drop_of_recorded_cases_is_found_beside_suspects_that_run_again() -> N
 
 def test_of_cases_that_never_passed_no_drop_is_said_to_be_found() -> None:
     assert not power.Design(cases=40, pass_rate=0, trials=5, reruns=20, baseline_trials=5).describe()
+
+
+def test_a_probability_that_is_too_small_to_be_computed_is_not_said_to_be_zero() -> None:
+    tiny = drop_p_value([Passes(0, 1, 1, 1)] * 1_000)
+    assert [describe_p_value(value) for value in (0.05, 4.2e-06, tiny)] == ["p = 0.05", "p = 4.2e-06", "p < 1e-12"]

@@ -256,6 +256,22 @@ async def test_a_turn_that_fails_ends_the_conversation(tmp_path: Path, expect: A
     assert ([turn.user for turn in result.turns], model.count) == (["hello", "fail"], 2)
 
 
+async def test_what_a_user_used_in_a_crashed_attempt_is_part_of_what_the_trial_used(tmp_path: Path) -> None:
+    async with simulating(tmp_path, script("talked 1")) as (server, _):
+        log = await evaluated(server, eval_set(played("one"), agent="shaky"), retry_crashed=1)
+        runs = await user_runs(server, log)
+        totals = (await evaluation(server, log.evaluation_id)).result.totals
+    used = {attempt: Sums() for attempt in (0, 1)}
+    for run in runs:
+        used[run.evaluation.attempt].add(Sums.of(run.tree_usage))
+    result = log.result("one")
+    (attempt,) = result.crashed_attempts
+    assert (result.verdict, attempt.user_usage, attempt.user_usage.model_calls) == (PASSED, used[0].usage(), 1)
+    used[0].add(used[1])
+    assert result.user_usage == totals.user_usage == used[0].usage()
+    assert result.user_usage.model_calls == 3
+
+
 async def test_the_budget_of_an_evaluation_counts_simulated_users(tmp_path: Path) -> None:
     async with simulating(tmp_path, script("hello")) as (server, _):
         cases = [played(f"c{number}") for number in range(3)]

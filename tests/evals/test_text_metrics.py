@@ -74,7 +74,7 @@ def test_similarity_is_the_part_of_the_characters_that_do_not_differ(answer: str
 
 
 @given(TEXTS, TEXTS)
-@examples(200)
+@examples(80)
 def test_scores_are_from_0_to_1_alike_both_ways_and_1_of_equal_texts(first: str, second: str) -> None:
     for compare, is_comparable in ((words, bool(find_words(first))), (characters, True)):
         value = compare(first, second)
@@ -96,7 +96,7 @@ def distance_by_definition(first: str, second: str) -> int:
 
 
 @given(TEXTS, TEXTS)
-@examples(300)
+@examples(100)
 def test_the_distance_is_that_of_the_definition(first: str, second: str) -> None:
     assert levenshtein_distance(first, second) == distance_by_definition(first, second)
 

@@ -175,7 +175,7 @@ def cost_of(matches: Sequence[Match], wrong: int) -> Cost:
     return wrong + missing + len(refused), 1 - len(matches), sum(node.size for node in refused)
 
 
-@examples(120)
+@examples(40)
 @given(EXPECTED_TREES, TREES, st.booleans(), st.booleans())
 def test_no_matching_costs_less(
     wanted: list[Expected], there: list[Agent], is_ordered: bool, allows_extra: bool
@@ -198,7 +198,7 @@ def test_no_matching_costs_less(
     assert score == compare_trees(wanted, record, metric)
 
 
-@examples(120)
+@examples(40)
 @given(EXPECTED_TREES, TREES, st.booleans(), st.booleans())
 def test_the_matches_add_up_to_the_least_cost(
     wanted: list[Expected], there: list[Agent], is_ordered: bool, allows_extra: bool
@@ -262,7 +262,7 @@ def weight(rows: Sequence[Row], pairs: Pairs) -> int:
     return sum(rows[i].weights[j] for i, j in pairs)
 
 
-@examples(120)
+@examples(40)
 @given(row_lists())
 def test_no_choice_in_any_order_weighs_less(rows: list[Row]) -> None:
     found = best_in_any_order(rows)
@@ -270,7 +270,7 @@ def test_no_choice_in_any_order_weighs_less(rows: list[Row]) -> None:
     assert weight(rows, found) == min(weight(rows, pairs) for pairs in every_choice(rows))
 
 
-@examples(120)
+@examples(40)
 @given(row_lists())
 def test_no_choice_in_order_weighs_less(rows: list[Row]) -> None:
     in_order = [pairs for pairs in every_choice(rows) if [i for i, _ in pairs] == sorted(i for i, _ in pairs)]

@@ -20,7 +20,14 @@ def java_program(name: str) -> Sequence[str]:
     """Return the command of a program, by its class. Skips the test without Java, or fails it if Java is required."""
     require("java")
     folder = built("java", (_FOLDER, stub_page.SCHEMA), _build)
-    return ("java", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}/made/classes:{folder}/made/lib/*", name)
+    return (
+        "java",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-cp",
+        f"{folder}/made/classes:{folder}/made/lib/*",
+        name,
+    )
 
 
 def _build(folder: Path) -> None:
@@ -38,6 +45,7 @@ def _maven(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         (*shlex.split(block.text), "-ntp", "-Dstyle.color=never", *options, *values),
         cwd=ROOT,
+        env=stub_page.environment(folder),
         capture_output=True,
         text=True,
         timeout=_BUILD_SECONDS,

@@ -83,4 +83,6 @@ def environment(folder: Path) -> Mapping[str, str]:
     """Return the environment of a newcomer whose PATH has what the page installs."""
     installed = folder / "bin"
     programs = (str(installed), str(Path(sys.executable).parent), os.environ["PATH"])
-    return {**os.environ, "GOBIN": str(installed), "PATH": os.pathsep.join(programs)}
+    # Maven ends before what its virtual machine would optimize pays: half of the computing is saved.
+    options = f"{os.environ.get('MAVEN_OPTS', '')} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return {**os.environ, "GOBIN": str(installed), "PATH": os.pathsep.join(programs), "MAVEN_OPTS": options}

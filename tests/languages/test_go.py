@@ -49,9 +49,10 @@ def test_vet_gofmt_and_mod_tidy_find_nothing() -> None:
         assert (checked.returncode, checked.stdout) == (0, ""), checked.stdout + checked.stderr
 
 
+@pytest.mark.grid
 @pytest.mark.timeout(600)
-def test_its_own_tests_pass() -> None:
-    race = ["-race"] if has_compiler() else []
+def test_its_own_tests_pass(whole_grid: bool) -> None:
+    race = ["-race"] if whole_grid and has_compiler() else []  # it compiles every dependency once more
     tested = go("test", *race, "./...")
     assert tested.returncode == 0, tested.stdout + tested.stderr
 

@@ -1,21 +1,14 @@
 """compose.cluster.yaml and deploy/envoy.yaml: three servers on one PostgreSQL behind one address."""
 
 import re
-from pathlib import Path
 from typing import Any
 
-import grpc
-import pytest
 import yaml
 
-from bough import NO_REJOINING, AsyncClient, Unavailable, collect
 from bough_server.settings import Settings
-from tests.clients.run_events import RUN_ID, desk
-from tests.clients.test_connection_security import serve_tokens
 from tests.release import dockerfile
 from tests.release.workflows import ROOT
-from tests.support.balancer import ENVOY, envoy
-from tests.support.certificates import certificate
+from tests.support.balancer import ENVOY
 
 SERVERS = 3
 
@@ -36,11 +29,13 @@ def test_only_the_balancer_is_reached_and_only_from_this_machine() -> None:
 def test_its_servers_are_that_of_one_server_but_for_the_database() -> None:
     (one,) = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
     server = composed()["services"]["bough"]
-    same = {"build", "image", "command", "env_file", "restart", "stop_grace_period", "init", "read_only", "tmpfs"}
+    same = {"build", "image", "env_file", "restart", "stop_grace_period", "init", "read_only", "tmpfs"}
     assert {name: server[name] for name in same | {"cap_drop", "security_opt"}} == {
         name: one[name] for name in same | {"cap_drop", "security_opt"}
     }
-    assert server["volumes"] == [volume for volume in one["volumes"] if not volume.startswith("data:")]
+    (project, auth) = server["volumes"]
+    assert [project] == [volume for volume in one["volumes"] if not volume.startswith("data:")]
+    assert server["environment"]["BOUGH_KEYS_FILE"] == f"{auth.split(':')[-2]}/keys.yaml"
     grace = re.fullmatch(r"(\d+)s", server["stop_grace_period"])
     assert grace is not None
     assert int(grace[1]) > Settings().server.drain_grace
@@ -75,15 +70,3 @@ def test_the_certificate_is_where_the_balancer_looks_for_it() -> None:
     files = [file["filename"] for file in used.values()]
     assert balancer["volumes"] == ["${BOUGH_TLS:-./tls}:/etc/envoy/tls:ro"]
     assert files == ["/etc/envoy/tls/server.crt", "/etc/envoy/tls/server.key"]
-
-
-async def test_tls_ends_at_the_balancer_and_tokens_pass_it(tmp_path: Path) -> None:
-    pem = certificate(tmp_path)
-    async with serve_tokens() as (server, tokens), envoy([server], tmp_path, pem) as address:
-        credentials = grpc.ssl_channel_credentials(pem.read_bytes())
-        async with AsyncClient(address, credentials=credentials, token="secret") as client:
-            collected = await collect(client.run("lead", "hi"))
-        async with AsyncClient(address, rejoining=NO_REJOINING) as plain:
-            with pytest.raises(Unavailable):
-                await plain.get_run(RUN_ID)
-    assert (list(collected.events), [token for token in tokens if token]) == (desk(), ["Bearer secret"])

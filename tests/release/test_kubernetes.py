@@ -73,8 +73,17 @@ def test_a_pod_has_time_to_drain() -> None:
 
 def test_job_and_servers_are_of_one_image_and_one_database() -> None:
     job, server = _container("Job"), _container("Deployment")
-    same = ("image", "env", "securityContext")
+    same = ("image", "securityContext")
     assert [job[name] for name in same] == [server[name] for name in same]
+    assert [each for each in server["env"] if each["name"] != "BOUGH_KEYS_FILE"] == job["env"]
+
+
+def test_the_file_of_keys_is_where_the_server_looks_for_it() -> None:
+    server = _container("Deployment")
+    (path,) = (each["value"] for each in server["env"] if each["name"] == "BOUGH_KEYS_FILE")
+    volumes = {each["name"]: each for each in _manifest()["Deployment"]["spec"]["template"]["spec"]["volumes"]}
+    (mounted,) = (each for each in server["volumeMounts"] if path.startswith(each["mountPath"] + "/"))
+    assert "secret" in volumes[mounted["name"]]
 
 
 async def test_its_commands_are_those_of_the_program(tmp_path: Path) -> None:

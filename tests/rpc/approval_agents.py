@@ -1,7 +1,7 @@
 """An agent in code that pays, with tools that others than its user approve."""
 
 from bough_server import Context, Message, agent
-from bough_server.tools.tool import tool
+from bough_server.tools.tool import ToolContext, tool
 from tests.rpc.agents import GATES
 
 
@@ -18,15 +18,22 @@ def book(amount: float) -> str:
 
 
 @tool(approval=True, four_eyes=True)
-def drop(amount: float) -> str:
+def drop(amount: float, ctx: ToolContext) -> str:
     """Drops."""
-    return f"dropped {amount:g}"
+    return f"dropped {amount:g} for {ctx.user_id} of {ctx.tenant_id}"
 
 
 @agent(description="Calls the tool that it is told.", tools=["pay", "book", "drop"])
 async def clerk(ctx: Context, input: Message) -> str:
     """Answers with the result."""
     return str(await ctx.call_tool(input.parts[0].text, amount=5))
+
+
+@agent(description="Pays, and then books.", tools=["pay", "book"])
+async def cashier(ctx: Context, input: Message) -> str:
+    """Answers with the last result."""
+    await ctx.call_tool("pay", amount=5)
+    return str(await ctx.call_tool("book", amount=5))
 
 
 @agent(description="Calls pay while it works until the gate is open that it is told.", tools=["pay"])

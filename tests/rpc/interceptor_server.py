@@ -64,6 +64,7 @@ def status_details(error: aio.AioRpcError) -> tuple[Any, ...]:
         "BadRequest": error_details_pb2.BadRequest,
         "ResourceInfo": error_details_pb2.ResourceInfo,
         "RetryInfo": error_details_pb2.RetryInfo,
+        "QuotaFailure": error_details_pb2.QuotaFailure,
     }
     status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
     assert status.code == error.code().value[0]

@@ -116,6 +116,40 @@ async def test_who_starts_a_run_fails_four_eyes_by_every_way(callers: Callers) -
     assert received.answered_by == "bert"
 
 
+async def test_an_approval_by_others_holds_for_no_fork(callers: Callers) -> None:
+    run_id, request = await callers.ask("clerk", "pay")
+    await callers.at("bert").agents.AnswerInput(answer(run_id, approve(request)))
+    anne = callers.at("anne").agents
+    log = (await Turn(call=anne.WatchRun(v1.WatchRunRequest(run_id=run_id))).to_the_end()).events
+    received, ended = (
+        next(event.sequence for event in log if event.HasField(kind)) for kind in ("input_received", "tool_completed")
+    )
+    for after in range(1, log[-1].sequence):
+        fork = anne.ForkRun(v1.ForkRunRequest(run_id=run_id, after_sequence=after, allow_open_effects=True))
+        if received <= after < ended:
+            assert await refusal(fork.read()) == (
+                "FAILED_PRECONDITION",
+                "FORK_REFUSED",
+                "The call of 'pay' had been approved by others at this point, for the run alone. "
+                f"Fork before sequence {received}, where the fork asks for itself, or edit the call's result.",
+            )
+        else:
+            expected = "run_interrupted" if after < received else "run_completed"
+            assert (await Turn(call=fork).to_the_end()).kinds[-1] == expected
+
+
+async def test_approvers_of_one_run_may_use_the_same_request_id(callers: Callers) -> None:
+    run_id, first = await callers.ask("cashier", "both")
+    anne, dora = callers.at("anne").agents, callers.at("backend", ("bough-user-id", "dora")).agents
+    watching = v1.WatchRunRequest(run_id=run_id, until=v1.WATCH_UNTIL_INTERRUPTED)
+    watching.after_sequence = (await Turn(call=anne.WatchRun(watching)).to_the_end()).through
+    await callers.at("bert").agents.AnswerInput(answer(run_id, approve(first), request_id="1"))
+    (second,) = (await Turn(call=anne.WatchRun(watching)).to_the_end()).events[-1].run_interrupted.requests
+    await dora.AnswerInput(answer(run_id, approve(second), request_id="1"))
+    other = answer(run_id, refuse(second), request_id="1")
+    assert (await refusal(dora.AnswerInput(other)))[1] == "REQUEST_ID_REUSED"
+
+
 async def test_a_caller_lists_what_it_may_answer(callers: Callers) -> None:
     paid, pay = await callers.ask("clerk", "pay")
     _, book = await callers.ask("clerk", "book")
@@ -175,6 +209,8 @@ async def test_of_two_approvers_one_stands_and_a_request_of_another_run_does_not
     absent = ("NOT_FOUND", "NOT_FOUND", f"There is no run {other_id!r}.")
     assert await refusal(callers.at("bert").agents.AnswerInput(answer(other_id, approve(own)))) == absent
     assert (await callers.at("ada").agents.AnswerInput(answer(other_id, approve(own)))).run_id == other_id
+    log = await Turn(call=callers.at("anne").agents.WatchRun(v1.WatchRunRequest(run_id=other_id))).to_the_end()
+    assert log.events[-1].run_completed.final_answer.parts[0].text == "dropped 5 for anne of acme"
     unknown = await refusal(callers.at("bert").agents.AnswerInput(answer(run_id, approve(own))))
     assert unknown[0] in ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 

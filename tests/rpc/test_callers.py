@@ -15,11 +15,13 @@ from structlog.testing import capture_logs
 
 from bough.v1 import access_service_pb2, agent_service_pb2, catalog_service_pb2, options_pb2, session_service_pb2
 from bough_server.auth import access
+from bough_server.interceptors import auth
 from bough_server.schema_rules import schema_files
 from tests.rpc.agents import GATES
 from tests.rpc.interceptor_server import status_details
 from tests.rpc.run_server import Served, Turn, begin, served, settings
 from tests.support.callers import KeyRing, bearer, stubs
+from tests.support.wire_client import NARROW, connected
 
 RUN, READ, ADMIN = options_pb2.ACCESS_ROLE_RUN, options_pb2.ACCESS_ROLE_READ, options_pb2.ACCESS_ROLE_ADMIN
 WHO = access_service_pb2.GetCallerRequest()
@@ -110,7 +112,7 @@ async def test_a_call_without_a_valid_proof_learns_what_is_wrong_and_the_log_say
         ([bearer(key.replace("anne", "carl"))], INVALID, "there is no API key carl"),
         ([bearer("bough_anne")], INVALID, "it begins like an API key, but is none"),
         ([bearer(of_gamma)], INVALID, "`tenants` does not have gamma"),
-        ([bearer("x.y.z")], INVALID, "it is no token: DecodeError"),
+        ([bearer("x.y.z")], INVALID, "it is no token: a part of it is not base64 of JSON"),
         ([bearer(key), bearer(key)], INVALID, "it has two tokens"),
         ([("authorization", f"Basic {key}")], INVALID, "its authorization is no bearer token"),
         ([("authorization", key)], INVALID, "its authorization is no bearer token"),
@@ -138,10 +140,24 @@ async def test_health_answers_anyone_and_reflection_needs_a_caller(server: Serve
     assert serving.status == health_pb2.HealthCheckResponse.SERVING
     reflection = reflection_pb2_grpc.ServerReflectionStub(server.channel).ServerReflectionInfo
     asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
-    assert await refusal(reflection(iter(asked)).read()) == MISSING
+    with capture_logs() as logged:
+        assert await refusal(reflection(iter(asked)).read()) == MISSING
+    assert [line["why"] for line in logged if line["event"] == "call refused"] == ["it has no token"]
     answer = await reflection(iter(asked), metadata=[bearer(ring.key("anne"))]).read()
     names = {service.name for service in answer.list_services_response.service}
     assert {service.full_name for service in access.SERVICES} < names
+
+
+async def test_streams_of_health_are_bounded(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "MAX_WATCHES", 2)
+    health = health_pb2_grpc.HealthStub(server.channel)
+    watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+    for watch in watches:
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    code, _ = await refusal(health.Watch(health_pb2.HealthCheckRequest()).read())
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for watch in watches:
+        watch.cancel()
 
 
 def test_every_method_of_the_schema_says_who_may_call_it() -> None:
@@ -247,6 +263,32 @@ async def test_all_streams_of_a_key_that_is_removed_end_and_their_runs_go_on(ser
         request = agent_service_pb2.WatchRunRequest(run_id=await stream.run_id())
         log = await Turn(call=reader.agents.WatchRun(request)).to_the_end()
         assert log.kinds == ["run_started", "value_recorded", "run_completed"]
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads at last", "leaves"])
+async def test_a_stream_whose_client_does_not_read_ends_too_and_keeps_its_place_until_then(
+    tmp_path: Path, ring: KeyRing, caplog: pytest.LogCaptureFixture, reads: bool
+) -> None:
+    ring.add("slow", user="bert")
+    bounded = settings(tmp_path, auth=ring.auth, server={"max_streams_of_caller": 2})
+    ended = (grpc.StatusCode.UNAUTHENTICATED, "The API key of the stream is not valid any more.")
+    async with served(bounded) as server, connected(server.app.address, options=NARROW) as narrow:
+        bert, large = stubs(server.channel, bearer(ring.key("bert"))), "x" * 250_000
+        blocked = begin(stubs(narrow.channel, bearer(ring.key("slow"))), "waiter", large)  # type: ignore[arg-type]
+        watching = agent_service_pb2.WatchRunRequest(run_id=await blocked.run_id())
+        read = Turn(call=stubs(server.channel, bearer(ring.key("slow"))).agents.WatchRun(watching))
+        await read.until("run_started")
+        ring.remove("slow")
+        assert await refusal(read.to_the_end()) == ended
+        # The other one has ended with it, but its status waits behind what its client does not read.
+        followed = await Turn(call=bert.agents.WatchRun(watching)).until("run_started")
+        assert (await refusal(bert.agents.WatchRun(watching).read()))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        GATES[large].set()
+        assert (await followed.to_the_end()).kinds[-1] == "run_completed"
+        if reads:
+            assert await refusal(blocked.to_the_end()) == ended
+            assert blocked.kinds == ["run_started"]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_token_with_many_groups_fits_the_metadata_of_a_call(server: Served) -> None:

@@ -68,7 +68,7 @@ async def test_validating_many_schemas_keeps_no_other_call_waiting(server: Serve
         agent_pb2.AgentDefinition(
             name=f"a{n}", description="Is one.", llm=agent_pb2.LlmAgent(), input_schema_json=schema
         )
-        for n in range(40)
+        for n in range(12)
     ]
     judging = asyncio.ensure_future(server.catalog.ValidateAgents(pb.ValidateAgentsRequest(definitions=team)))
     for _ in range(4):

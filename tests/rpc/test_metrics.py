@@ -79,6 +79,7 @@ async def test_prometheus_finds_what_a_turn_took(tmp_path: Path) -> None:
     assert found['bough_agent_invocations_total{agent="desk",end_reason="answered",kind="llm",state="succeeded"}'] == 1
     assert found[f"bough_agent_duration_seconds_count{{{agent}}}"] == 1
     assert found['bough_agent_cost_total{agent="desk",currency="USD"}'] == 4_000_000
+    assert found['bough_charges_total{currency="USD"}'] == 4_000_000
     usage, counted = "gen_ai_client_inference_usage", f'{model},gen_ai_token_modality="unknown"'
     assert found[f"{usage}_input_tokens_total{{{counted}}}"] == 2_000
     assert found[f"{usage}_output_tokens_total{{{counted}}}"] == 1_000

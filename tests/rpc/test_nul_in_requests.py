@@ -182,7 +182,7 @@ def _methods() -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.grid
-async def test_no_text_with_nul_makes_storage_fail(world: World) -> None:
+async def test_no_text_with_nul_makes_storage_fail(world: World, whole_grid: bool) -> None:
     stubs = {
         "AgentService": world.server.agents,
         "CatalogService": world.server.catalog,
@@ -193,7 +193,9 @@ async def test_no_text_with_nul_makes_storage_fail(world: World) -> None:
     for service, method in _methods():
         request_class = getattr(_module_of(method.input_type), method.input_type.name)
         make = _BASES.get(request_class)
-        for place in _places(method.input_type, (method.input_type,)):
+        places = _places(method.input_type, (method.input_type,))
+        # The way to a text that other ways of the call lead to as well makes no difference, as far as we know.
+        for place in places if whole_grid else {place[-2:]: place for place in places}.values():
             request = await make(world) if make is not None else request_class()
             _set(request, place)
             code = await _code(getattr(stubs[service], method.name)(request, timeout=5))

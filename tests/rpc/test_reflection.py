@@ -63,6 +63,10 @@ def _files(response: ServerReflectionResponse) -> list[FileDescriptorProto]:
     return [FileDescriptorProto.FromString(one) for one in response.file_descriptor_response.file_descriptor_proto]
 
 
+def _first_file(response: ServerReflectionResponse) -> FileDescriptorProto:
+    return FileDescriptorProto.FromString(response.file_descriptor_response.file_descriptor_proto[0])
+
+
 def _symbols() -> Iterator[tuple[str, str]]:
     """Every symbol of bough.v1 and the name of its file, by the descriptors."""
     for proto in schema_files():
@@ -98,7 +102,7 @@ async def test_every_symbol_of_the_schema_is_found(service: str) -> None:
     symbols = dict(_symbols())
     requests = [ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
     responses = await _answers(service, *requests)
-    found = {response.original_request.file_containing_symbol: _files(response)[0].name for response in responses}
+    found = {response.original_request.file_containing_symbol: _first_file(response).name for response in responses}
     assert found == symbols
     assert {"bough.v1.AgentService.Run", "bough.v1.EXECUTION_STATE_RUNNING", "bough.v1.AgentEvent.payload"} <= {*found}
 

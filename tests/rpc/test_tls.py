@@ -4,7 +4,9 @@ import asyncio
 import hashlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from bough_server.errors import ConfigurationError
 from tests.rpc.agents import GATES
 from tests.rpc.run_server import Turn, said, settings
 from tests.rpc.test_metrics import scraped
+from tests.support.callers import KeyRing, bearer, stubs
 from tests.support.certificates import DAY, FOR_SERVERS, Authority, Issued
+from tests.support.databases import on_postgres
 
 SERVERS, CLIENTS, STRANGERS = Authority("servers"), Authority("clients"), Authority("strangers")
 """Who issues certificates of servers, of clients, and of neither."""
@@ -89,10 +93,13 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def secured(folder: Path, **server: object) -> AsyncIterator[Secured]:
-    """Serve the team with TLS, and metrics."""
-    files = Files(folder)
-    made = settings(folder, server={**files.section, **server}, telemetry={"prometheus_port": 0})
+async def secured(
+    folder: Path, *, files: Files | None = None, ring: KeyRing | None = None, **server: object
+) -> AsyncIterator[Secured]:
+    """Serve the team with TLS, and metrics; with a ring to callers with its keys only."""
+    files = files or Files(folder)
+    auth = None if ring is None else ring.auth
+    made = settings(folder, server={**files.section, **server}, telemetry={"prometheus_port": 0}, auth=auth)
     async with App.open(made) as app:
         yield Secured(app, files)
 
@@ -115,18 +122,21 @@ async def calling(
         yield channel
 
 
-async def is_accepted(address: str, client: Issued | None = None, trusted: Authority = SERVERS) -> bool:
-    """Whether a call is answered; the only other end is a connection that is not made."""
+async def is_accepted(
+    address: str, client: Issued | None = None, trusted: Authority = SERVERS, *, key: str = ""
+) -> bool:
+    """Whether a call is answered; the only other ends are a connection that is not made, and a key that is unknown."""
     async with calling(address, client, trusted) as channel:
-        call = AgentServiceStub(channel).ListRuns(pb.ListRunsRequest(), timeout=20)
-        code = await call.code()
-    assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
+        caller = stubs(channel, *([bearer(key)] if key else []))
+        code: grpc.StatusCode = await caller.agents.ListRuns(pb.ListRunsRequest(), timeout=20).code()
+    others = (grpc.StatusCode.UNAVAILABLE, *([grpc.StatusCode.UNAUTHENTICATED] if key else []))
+    assert code in (grpc.StatusCode.OK, *others)
     return code == grpc.StatusCode.OK
 
 
-async def begin(channel: aio.Channel, gate: str) -> Turn:
-    """Start a run that waits at a gate."""
-    call = AgentServiceStub(channel).Run(pb.RunRequest(agent="waiter", input=said(gate)))
+async def begin(channel: aio.Channel, gate: str, key: str) -> Turn:
+    """Start a run that waits at a gate, as the caller of a key."""
+    call = stubs(channel, bearer(key)).agents.Run(pb.RunRequest(agent="waiter", input=said(gate)))
     return await Turn(call=call).until("run_started")
 
 
@@ -171,25 +181,40 @@ async def test_health_is_answered_in_plaintext_on_its_port_and_nothing_else_is(t
     assert states == [HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
 
 
-async def test_a_stream_outlives_three_certificates_and_the_authority_of_its_client(tmp_path: Path) -> None:
-    client, later = CLIENTS.issue(SPIFFE), Authority("later clients")
-    async with (
-        secured(tmp_path, max_connection_age=0.05) as server,
-        calling(server.app.address) as plain,
-        calling(server.app.mtls_address, client) as mutual,
-    ):
-        turns = [await begin(channel, f"rotation {number}") for number, channel in enumerate([plain, mutual] * 5)]
-        for _ in range(3):
-            renewed = SERVERS.issue()
-            server.files.write(renewed)
-            await server.presents(renewed)
-        server.files.trust(later)
-        await until(lambda: is_accepted(server.app.mtls_address, later.issue(SPIFFE)))
-        refused = not await is_accepted(server.app.mtls_address, client)
-        for number in range(len(turns)):
-            GATES[f"rotation {number}"].set()
-        await asyncio.gather(*(turn.to_the_end() for turn in turns))
-    assert refused
+async def test_streams_of_two_servers_outlive_three_certificates_their_authority_and_changes_of_the_keys(
+    tmp_path: Path,
+) -> None:
+    client, later, files = CLIENTS.issue(SPIFFE), Authority("later clients"), Files(tmp_path)
+    ring = KeyRing(tmp_path / "keys.yaml")
+    ring.add("anne")
+    names = [f"rotation {number}" for number in range(50)]
+    with on_postgres(tmp_path):
+        async with AsyncExitStack() as stack:
+            made = [secured(tmp_path, files=files, ring=ring, max_connection_age=0.05) for _ in range(2)]
+            servers = [await stack.enter_async_context(each) for each in made]
+            ports = [calling(each.app.address) for each in servers]
+            ports += [calling(each.app.mtls_address, client) for each in servers]
+            channels = [await stack.enter_async_context(each) for each in ports]
+            turns = [
+                await begin(channel, name, ring.key("anne"))
+                for name, channel in zip(names, cycle(channels), strict=False)
+            ]
+            for number in range(3):
+                renewed = SERVERS.issue()
+                files.write(renewed)
+                ring.add(f"later-{number}")
+                for server in servers:
+                    await server.presents(renewed)
+                    await until(partial(is_accepted, server.app.address, key=ring.key(f"later-{number}")))
+            files.trust(later)
+            refused = []
+            for server in servers:
+                await until(partial(is_accepted, server.app.mtls_address, later.issue(SPIFFE), key=ring.key("anne")))
+                refused.append(not await is_accepted(server.app.mtls_address, client, key=ring.key("anne")))
+            for name in names:
+                GATES[name].set()
+            await asyncio.gather(*(turn.to_the_end() for turn in turns))
+    assert refused == [True, True]
     for turn in turns:
         assert turn.kinds[-1] == "run_completed"
         assert [event.sequence for event in turn.events] == list(range(1, len(turn.events) + 1))

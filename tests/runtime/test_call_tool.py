@@ -11,12 +11,13 @@ from bough import approve, refuse, tool_outcome
 from bough.v1 import agent_pb2, error_pb2, execution_pb2, input_pb2, message_pb2, policy_pb2
 from bough_server import Context, ModelRequest, RunError, ToolContext, agent, text_of, tool
 from bough_server.agents.function import FunctionAgent
+from bough_server.identity import Principal
 from bough_server.log.session_state import json_of
 from bough_server.log.session_state_fold import StateFold
 from tests.support.fork_agents import edited, place, run_of
 from tests.support.log_readings import answer_of, check_replay, having, results_of
 from tests.support.payment_agents import waiting, whole
-from tests.support.run_harness import names
+from tests.support.run_harness import ME, names
 from tests.support.teams import call, calls, llm, open_team, script
 
 
@@ -89,6 +90,27 @@ async def test_a_call_returns_the_tools_json_else_its_text(tmp_path: Path) -> No
         log = await harness.turn("p")
         await check_replay(harness, log)
     assert json.loads(answer_of(log)) == [{"what": "a leaf", "grams": 3}, "a leaf is red", "", "{"]
+
+
+async def test_code_knows_whose_run_it_is_and_of_a_fork_who_forked_it(tmp_path: Path) -> None:
+    anne = Principal(tenant_id=ME.tenant_id, user_id="anne")
+
+    @tool
+    def who(name: str, ctx: ToolContext) -> str:
+        """Says for whom it works."""
+        return f"{name} is {ctx.tenant_id}/{ctx.user_id}"
+
+    @agent(tools=["who"])
+    async def p(ctx: Context, input: str) -> str:
+        """Asks the tool."""
+        return str(await ctx.call_tool("who", name=f"{ctx.tenant_id}/{ctx.user_id}"))
+
+    async with open_team(tmp_path, script(), tools=[who], code_agents=[p]) as harness:
+        log = await harness.turn("p")
+        fork = await harness.log(await harness.fork(run_of(log), 1, principal=anne))
+        for each in (log, fork):
+            await check_replay(harness, each)
+    assert [answer_of(each) for each in (log, fork)] == ["local/local is local/local", "local/anne is local/anne"]
 
 
 async def test_a_call_belongs_to_no_step_and_no_history_shows_it(tmp_path: Path) -> None:

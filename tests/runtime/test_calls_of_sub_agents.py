@@ -13,6 +13,7 @@ from bough_server.tools.tool import tool
 from tests.support.composite_agents import parallel, sequence
 from tests.support.fork_agents import run_of
 from tests.support.log_readings import check_replay, having, text_of
+from tests.support.older_schema import CHARGES_UNDONE
 from tests.support.run_harness import ME
 from tests.support.teams import call, calls, llm, open_team, script
 
@@ -299,6 +300,8 @@ def _make_first_revision(database: sqlite3.Connection) -> None:
         *("evaluation_role", "evaluation"),
     ):
         database.execute(f"ALTER TABLE runs DROP COLUMN {column}")
+    for statement in CHARGES_UNDONE:
+        database.execute(statement)
     database.execute("ALTER TABLE usage_entries DROP COLUMN cache_write_tokens")
     database.execute("UPDATE alembic_version SET version_num = '0006'")
 

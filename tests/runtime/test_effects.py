@@ -1,12 +1,11 @@
 """The effects of agents in code: recorded once, answered from the log, one at a time in a lane."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import NoReturn
-
-import pytest
 
 from bough.v1 import error_pb2, execution_pb2, message_pb2, model_pb2
 from bough_server.agents.function import FunctionAgent, agent
@@ -229,8 +228,9 @@ def ping_and_pong(bottom: Callable[[], Awaitable[str]]) -> list[FunctionAgent]:
     return [one("ping", "pong"), one("pong", "ping")]
 
 
-@pytest.mark.parametrize("depth", [200, 2_000])
-async def test_recursion_does_not_limit_depth(tmp_path: Path, depth: int) -> None:
+async def test_recursion_does_not_limit_depth(tmp_path: Path) -> None:
+    depth = sys.getrecursionlimit() + 100
+
     async def bottom() -> str:
         return "the bottom"
 
@@ -242,8 +242,8 @@ async def test_recursion_does_not_limit_depth(tmp_path: Path, depth: int) -> Non
     assert sum(event.HasField("sub_agent_completed") for event in log) == depth
 
 
-async def test_cancelling_a_run_two_thousand_deep_ends_every_invocation_once_leaf_first(tmp_path: Path) -> None:
-    there = asyncio.Event()
+async def test_cancelling_a_deep_run_ends_every_invocation_once_leaf_first(tmp_path: Path) -> None:
+    depth, there = sys.getrecursionlimit() + 100, asyncio.Event()
 
     async def bottom() -> str:
         there.set()
@@ -251,12 +251,12 @@ async def test_cancelling_a_run_two_thousand_deep_ends_every_invocation_once_lea
         return "never"
 
     async with harness(tmp_path, *ping_and_pong(bottom)) as it:
-        run = await it.start("ping", "2000")
+        run = await it.start("ping", str(depth))
         await there.wait()
         await it.runs.cancel(ME, run.run_id)
         log = await it.log(run)
     ends = [event.depth for event in log if event.HasField("sub_agent_failed")]
-    assert ends == list(range(2_000, 0, -1))
+    assert ends == list(range(depth, 0, -1))
     assert events.name_of(log[-1]) == "agent.run.cancelled"
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from bough.v1 import event_pb2
+from bough.v1 import event_pb2, execution_pb2
 from bough_server.agents.definition import drop_unknown_fields
 from bough_server.agents.editing import AgentEditor
 from bough_server.clock import SystemClock
 from bough_server.engine import input_requests
 from bough_server.errors import AgentExists, AgentLinked, InvalidRequest, NotFound, SessionBusy
+from bough_server.quotas import QuotaExceeded, QuotaLimits, Quotas, TenantQuotas
 from bough_server.store.ports.runs import Page
 from tests.store.logs import Made
 from tests.support.databases import on_postgres
@@ -234,3 +235,20 @@ async def test_agents_that_are_stored_at_both_at_once_are_all_there(servers: Seq
     )
     refused = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     assert [type(error) for error in refused] in ([InvalidRequest], [AgentLinked])
+
+
+async def test_of_100_starts_at_once_on_three_servers_as_many_run_as_a_quota_allows(
+    tmp_path: Path, floor: Floor
+) -> None:
+    quotas = Quotas(tenants={ME.tenant_id: TenantQuotas(of_tenant=QuotaLimits(concurrent_runs=10))})
+    with on_postgres(tmp_path):
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(harness(tmp_path, floor, quotas=quotas)) for _ in range(3)]
+            started, failed = await _both(*(opened[number % 3].start("speaker", "one") for number in range(100)))
+            assert (len(started), len(failed), {type(error) for error in failed}) == (10, 90, {QuotaExceeded})
+            floor.let("one")
+            for run in started:
+                await _ended(opened, run)
+            states = {(await opened[0].runs.get(ME, run.run_id)).run.state for run in started}
+            assert states == {execution_pb2.EXECUTION_STATE_SUCCEEDED}
+            await _ended(opened, await opened[2].start("speaker", "one"))

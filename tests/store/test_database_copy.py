@@ -167,8 +167,8 @@ async def test_a_database_with_rows_is_not_copied_to_and_is_left_alone(url: str,
     with pytest.raises(ConfigurationError) as refused:
         _copy(other_file_url, url)
     assert refused.value.message == (
-        f"The database {name} is not empty, it has rows in events, runs, sessions: copy to one that is empty or does "
-        "not exist yet."
+        f"The database {name} is not empty, it has rows in events, runs, sessions, usage_entries: copy to one that is "
+        "empty or does not exist yet."
     )
     assert _rows(url) == before
 
@@ -224,7 +224,7 @@ async def test_a_text_that_postgresql_refuses_is_named_and_nothing_is_copied(fil
     )
     assert _is_empty(postgres_url)
     execute(file_url, "UPDATE runs SET input_excerpt = ''")
-    assert _copy(file_url, postgres_url) == {"events": 3, "runs": 3, "sessions": 3}
+    assert _copy(file_url, postgres_url) == {"events": 3, "runs": 3, "sessions": 3, "usage_entries": 3}
 
 
 async def test_a_source_that_cannot_be_read_is_told_from_the_target(file_url: str, postgres_url: str) -> None:

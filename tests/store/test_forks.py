@@ -9,6 +9,7 @@ from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.errors import Fenced, ForkRefused, NotFound
 from bough_server.identity import Principal
+from bough_server.messages import copy_of
 from bough_server.store.opening import Store, open_store
 from bough_server.store.ports.log import LogEvent, RequestIdTaken
 from bough_server.store.ports.runs import Page
@@ -195,6 +196,26 @@ async def test_what_a_fork_shares_is_not_charged_again(store: Store) -> None:
     await store.log.fork(fork.of(origin, 4, _answered("Again.", "s1.m")))
     assert [entry.sequence for entry in await store.usage.list_for_run(origin.run_id)] == [3]
     assert [entry.sequence for entry in await store.usage.list_for_run(fork.run_id)] == [6]
+
+
+async def test_a_call_that_was_open_at_the_fork_point_is_charged_to_the_origin_alone(store: Store) -> None:
+    started = event_pb2.LlmStarted(reserved_cost_nanos=5, reserved_currency_code="EUR")
+    lost = event_pb2.AgentEvent(
+        effect_key="s0.m", llm_retrying=event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
+    )
+    origin, fork = Made(), Fork(number=3)
+    await store.log.create(origin.new())
+    await store.log.append(
+        origin.run_id,
+        epoch=1,
+        log_events=origin.next(event_pb2.AgentEvent(effect_key="s0.m", llm_started=started), copy_of(lost)),
+    )
+    await store.log.fork(fork.of(origin, 2, copy_of(lost), copy_of(lost)))
+    charged = [await store.usage.list_for_run(run_id) for run_id in (origin.run_id, fork.run_id)]
+    assert [[(entry.sequence, entry.charge.nanos) for entry in entries] for entries in charged] == [
+        [(3, 5)],
+        [(4, 0), (5, 5)],
+    ]
 
 
 async def test_a_fork_in_which_the_user_says_something_else_has_that_in_its_session(store: Store) -> None:

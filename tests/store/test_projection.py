@@ -7,8 +7,9 @@ import pytest
 from bough.v1 import error_pb2, event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.ids import agent_chain
-from bough_server.store.ports.runs import UsageEntry
+from bough_server.log.charges import Charge
 from bough_server.store.ports.sessions import StoredMessage
+from bough_server.store.ports.usage import LineKind, UsageLine
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.projection import RunFold, excerpt_of
 from bough_server.tree.fold import fold as tree_of
@@ -185,20 +186,93 @@ def test_every_attempt_that_was_sent_is_charged_to_its_own_model() -> None:
     unknown = usage_pb2.Usage(model_calls=1, model_calls_without_usage=1)
     charged = [(3, "first", counted), (4, "second", counted), (5, "second", counted), (7, "third", counted)]
     assert projected.usage == [
-        UsageEntry(
-            run_id=run.run_id,
-            sequence=sequence,
-            tenant_id="acme",
-            user_id="anne",
-            session_id=run.session_id,
-            agent="lead",
-            invocation_id=run.run_id,
-            model=model,
-            time_ns=START_NS + sequence * SECOND,
-            usage=usage,
-        )
-        for sequence, model, usage in [*charged, (8, "", unknown)]
+        _start_entry(run),
+        *(
+            UsageLine(
+                run_id=run.run_id,
+                sequence=sequence,
+                tenant_id="acme",
+                user_id="anne",
+                session_id=run.session_id,
+                agent="lead",
+                invocation_id=run.run_id,
+                model=model,
+                time_ns=START_NS + sequence * SECOND,
+                usage=usage,
+            )
+            for sequence, model, usage in [*charged, (8, "", unknown)]
+        ),
     ]
+
+
+_RESERVED = event_pb2.LlmStarted(model="m", reserved_cost_nanos=50, reserved_currency_code="EUR")
+_NO_ANSWER = event_pb2.LlmFailed(error=error_pb2.AgentError(message="No."))
+
+
+def _attempt(
+    event: event_pb2.LlmRetrying | event_pb2.LlmFailed | usage_pb2.Usage, key: str = "s0.m"
+) -> event_pb2.AgentEvent:
+    if isinstance(event, event_pb2.LlmRetrying):
+        return event_pb2.AgentEvent(effect_key=key, llm_retrying=event)
+    if isinstance(event, event_pb2.LlmFailed):
+        return event_pb2.AgentEvent(effect_key=key, llm_failed=event)
+    answered = event_pb2.AgentEvent(effect_key=key, llm_completed=event_pb2.LlmCompleted())
+    answered.llm_completed.response.usage.CopyFrom(event)
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("end", "charge"),
+    [
+        (usage_pb2.Usage(input_tokens=1, output_tokens=1, cost_nanos=7, currency_code="EUR"), (7, "EUR", False)),
+        (usage_pb2.Usage(), (50, "EUR", True)),
+        (usage_pb2.Usage(input_tokens=1), (50, "EUR", True)),
+        (usage_pb2.Usage(input_tokens=1, output_tokens=1), (0, "", False)),
+        (event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED), (50, "EUR", True)),
+        (event_pb2.LlmRetrying(unanswered=True), (0, "", False)),
+        (_NO_ANSWER, (50, "EUR", True)),
+        (event_pb2.LlmFailed(unanswered=True), (0, "", False)),
+        (
+            event_pb2.LlmFailed(lost_usage=usage_pb2.Usage(input_tokens=1, cost_nanos=9, currency_code="EUR")),
+            (9, "EUR", False),
+        ),
+    ],
+)
+def test_an_attempt_is_charged_its_reported_cost_or_what_its_call_had_reserved(
+    end: event_pb2.LlmRetrying | event_pb2.LlmFailed | usage_pb2.Usage, charge: tuple[int, str, bool]
+) -> None:
+    projected = _fold(Made(), event_pb2.AgentEvent(effect_key="s0.m", llm_started=_RESERVED), _attempt(end))
+    (_, entry) = projected.usage
+    assert (entry.charge.nanos, entry.charge.currency_code, entry.is_estimated) == charge
+
+
+def test_every_attempt_of_a_call_is_charged_and_only_the_ends_of_sent_ones() -> None:
+    lost = event_pb2.LlmRetrying(reason=event_pb2.RETRY_REASON_RECOVERED)
+    ends = lost, event_pb2.LlmRetrying(not_sent=True), lost, _NO_ANSWER
+    started = event_pb2.AgentEvent(effect_key="s0.m", llm_started=_RESERVED)
+    _, *entries = _fold(Made(), started, *map(_attempt, ends)).usage
+    assert [(entry.sequence, entry.charge.nanos) for entry in entries] == [(3, 50), (5, 50), (6, 50)]
+
+
+def test_a_call_of_a_server_that_recorded_no_currency_is_charged_what_was_reported_only() -> None:
+    old = event_pb2.AgentEvent(effect_key="s0.m", llm_started=event_pb2.LlmStarted(reserved_cost_nanos=50))
+    assert [entry.charge for entry in _fold(Made(), old, _attempt(_NO_ANSWER)).usage] == [Charge()] * 2
+
+
+def _start_entry(run: Made) -> UsageLine:
+    return UsageLine(
+        run_id=run.run_id,
+        sequence=1,
+        tenant_id="acme",
+        user_id="anne",
+        session_id=run.session_id,
+        agent="lead",
+        invocation_id=run.run_id,
+        model="",
+        time_ns=START_NS + SECOND,
+        usage=usage_pb2.Usage(),
+        kind=LineKind.START,
+    )
 
 
 def test_the_first_event_makes_the_row() -> None:
@@ -216,7 +290,7 @@ def test_the_first_event_makes_the_row() -> None:
             revisions=("r1", "r2"),
         ),
         messages=[],
-        usage=[],
+        usage=[_start_entry(run)],
         end=None,
         shared=[],
     )

@@ -34,7 +34,7 @@ _DAMAGE = """
     UPDATE runs SET last_sequence = 99, ended = NOT ended, agent = '', state = 0, labels = '{}', input_excerpt = 'x',
         start_time_ns = 0, end_time_ns = 7, deadline_time_ns = 7, error = x'00', tree_usage = x'00', request_id = '',
         request_digest = '', open_requests = x'00', next_expire_time_ns = 7, origin_run_id = 'x', origin_sequence = 7,
-        evaluation_id = 'x', case_id = 'x', eval_set_name = 'x', totals = x'00', verdict = 7;
+        evaluation_id = 'x', case_id = 'x', eval_set_name = 'x', totals = x'00', verdict = 7, reserved_nanos = 7;
 """
 
 

@@ -8,12 +8,14 @@ import pytest
 from bough.v1 import event_pb2
 from bough_server.errors import Fenced, StorageFailed
 from bough_server.store.opening import Store, open_store
+from bough_server.store.ports.accounts import AccountKey, AccountSums, StoredAdjustment
 from bough_server.store.ports.log import RunMoved
+from bough_server.store.ports.runs import Page
 from bough_server.store.ports.workers import RunCommand
 from bough_server.store.sql.writer import CommitHooks
 from tests.store.evaluation_logs import MadeEvaluation, fact, passed, scored
 from tests.store.fork_logs import Fork
-from tests.store.logs import ANNE, Made, as_stored, completed, delta, everything, record, resumed, text
+from tests.store.logs import ANNE, START_NS, Made, as_stored, completed, delta, everything, record, resumed, text
 
 RETRIES = 2
 
@@ -208,3 +210,16 @@ async def test_a_claim_that_was_made_although_it_failed_is_found_by_the_next(sto
     (claimed,) = await store.leases.claim("a", most=9)
     assert claimed.run.run_id == Made().run_id
     assert (await store.runs.get(ANNE, Made().run_id)).owner == "a"
+
+
+async def test_an_adjustment_in_doubt_is_made_once(store: Store, doubt: Doubt) -> None:
+    key = AccountKey(tenant_id="acme", user_id="anne", currency_code="EUR")
+    paid = StoredAdjustment(
+        request_id="p", amount_nanos=5, currency_code="EUR", note="", time_ns=START_NS, made_by="bill"
+    )
+    await _in_vain(lambda: store.accounts.adjust(key, paid), doubt)
+    await store.leases.begin("worker")  # the disk is well again, and so is tried again
+    await _in_doubt(lambda: store.accounts.adjust(key, paid), doubt)
+    assert await store.accounts.adjust(key, paid) == paid
+    assert (await store.accounts.list_adjustments(key, Page(size=9)))[0] == [paid]
+    assert await store.accounts.read_sums([key]) == [AccountSums(balance_nanos=5, summed_from_ns=START_NS)]

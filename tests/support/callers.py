@@ -14,6 +14,7 @@ from bough.v1.agent_service_pb2_grpc import AgentServiceStub
 from bough.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from bough.v1.eval_service_pb2_grpc import EvalServiceStub
 from bough.v1.session_service_pb2_grpc import SessionServiceStub
+from bough.v1.usage_service_pb2_grpc import UsageServiceStub
 from bough_server.auth.api_keys import build_key, hash_key
 
 
@@ -62,6 +63,7 @@ class CallerStubs:
     trees: Any
     catalog: Any
     sessions: Any
+    usage: Any
 
 
 def stubs(channel: aio.Channel, *metadata: tuple[str, str]) -> CallerStubs:
@@ -73,6 +75,7 @@ def stubs(channel: aio.Channel, *metadata: tuple[str, str]) -> CallerStubs:
         trees=_WithMetadata(EvalServiceStub(channel), metadata),
         catalog=_WithMetadata(CatalogServiceStub(channel), metadata),
         sessions=_WithMetadata(SessionServiceStub(channel), metadata),
+        usage=_WithMetadata(UsageServiceStub(channel), metadata),
     )
 
 

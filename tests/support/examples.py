@@ -4,7 +4,7 @@ from typing import Final
 
 from hypothesis import settings
 
-EXAMPLES: Final = 50
+EXAMPLES: Final = 25
 """How many a property has that does not say how many."""
 
 

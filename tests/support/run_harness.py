@@ -31,9 +31,12 @@ from bough_server.identity import Principal, WholeTenant
 from bough_server.log import events
 from bough_server.observability.metrics import Metrics
 from bough_server.observability.tracing import Parent, Tracing, make_provider
+from bough_server.quotas import Quotas
+from bough_server.runs.accounts import Accounts, Per
 from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
+from bough_server.runs.quotas import RunQuotas
 from bough_server.runs.replay import ReplayOutcome, replay
 from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_position
@@ -270,6 +273,8 @@ async def open_harness(
     clock: Clock | None = None,
     worker: str = "",
     metrics: Metrics | None = None,
+    quotas: Quotas | None = None,
+    accounts_per: Per | None = None,
 ) -> AsyncIterator[RunHarness]:
     """A harness on the database of a folder; it closes everything at the end."""
     clock = clock or SystemClock()
@@ -277,15 +282,27 @@ async def open_harness(
     store = open_store(_database(folder), durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))
     registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
+    accounts = None
+    if accounts_per is not None:
+        accounts = Accounts(store.accounts, per=accounts_per, currency_code="USD", worker=worker, clock=clock)
     dependencies = RunDependencies(
         store=store,
-        resolver=registry.resolver,
         agents=AgentCatalog(registry, store.agents),
         tracing=tracing,
         clock=clock,
         defaults=defaults or RunDefaults(),
         worker=worker,
         metrics=metrics,
+        quotas=RunQuotas(
+            quotas or Quotas(),
+            store.usage,
+            store.run_counter,
+            currency_code="USD",
+            worker=worker,
+            clock=clock,
+            metrics=metrics,
+        ),
+        accounts=accounts,
     )
     runs = Runs(dependencies)
     await store.leases.begin(worker)

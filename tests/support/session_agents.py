@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bough.v1 import execution_pb2, input_pb2, message_pb2, policy_pb2, run_pb2
 from bough_server.agents.function import FunctionAgent, agent
+from bough_server.clock import Clock
+from bough_server.quotas import Quotas
 from bough_server.runtime.agent import Context
 from tests.support.log_readings import text_of
 from tests.support.run_harness import ME, RunHarness, open_harness
@@ -50,9 +52,12 @@ class Floor:
             self.may_speak[text].set()
 
 
-def harness(folder: Path, floor: Floor) -> AbstractAsyncContextManager[RunHarness]:
+def harness(
+    folder: Path, floor: Floor, *, quotas: Quotas | None = None, clock: Clock | None = None
+) -> AbstractAsyncContextManager[RunHarness]:
     """A harness whose agents are on a floor."""
-    return open_harness(folder, models=Scripts("agents: {}"), code_agents=floor.agents())
+    models = Scripts("agents: {}")
+    return open_harness(folder, models=models, code_agents=floor.agents(), quotas=quotas, clock=clock)
 
 
 async def queued(it: RunHarness, session_id: str, *texts: str) -> list[Run]:

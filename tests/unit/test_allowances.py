@@ -159,9 +159,9 @@ def test_an_estimate_is_the_request_and_the_most_that_may_be_written() -> None:
     model = Scripts(script(p=["hi"])).get("default")
     assert model.price == Price(input_per_million=1, output_per_million=2)
     request = ModelRequest(messages=(), instruction="x" * 40)
-    assert estimate_amount(request, model) == Amount(tokens=10, cost_nanos=10_000)
+    assert estimate_amount(request, model) == Amount(tokens=10, cost_nanos=10_000, currency_code="USD")
     request.settings.max_output_tokens = 100
-    assert estimate_amount(request, model) == Amount(tokens=110, cost_nanos=210_000)
+    assert estimate_amount(request, model) == Amount(tokens=110, cost_nanos=210_000, currency_code="USD")
 
 
 def test_what_is_not_said_of_a_usage_counts_as_it_was_reserved() -> None:

@@ -22,6 +22,8 @@ class Call:
 
     run_id: str = "run"
     session_id: str = "session"
+    tenant_id: str = "tenant"
+    user_id: str = "user"
     invocation_id: str = "invocation"
     agent: str = "refunds"
     call_id: str = "0.1"

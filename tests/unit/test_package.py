@@ -94,6 +94,7 @@ CONTEXT = [
     "state",
     "step",
     "step_index",
+    "tenant_id",
     "tools",
     "user_id",
 ]
@@ -103,7 +104,7 @@ def public(of: object) -> list[str]:
     return [name for name in dir(of) if not name.startswith("_")]
 
 
-async def test_a_context_has_22_names_in_its_protocol_and_where_code_gets_one(tmp_path: Path) -> None:
+async def test_a_context_has_23_names_in_its_protocol_and_where_code_gets_one(tmp_path: Path) -> None:
     found: list[list[str]] = []
 
     @agent
@@ -227,5 +228,5 @@ def test_only_commands_that_the_words_name_are_made(words: list[str], expected: 
     made = make_program(words)
     found = [each.name or each.callback.__name__ for each in made.registered_commands if each.callback]
     found += [each.name for each in made.registered_groups if isinstance(each.name, str)]
-    assert len(every) == 24
+    assert len(every) == 27
     assert found == (every if expected == "all" else expected)

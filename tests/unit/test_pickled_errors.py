@@ -8,6 +8,7 @@ import grpc
 import bough.errors
 import bough_server.errors
 from bough.v1 import error_pb2, event_pb2, input_pb2, usage_pb2
+from bough_server.quotas import Quota, QuotaExceeded, QuotaLimits
 from bough_server.runtime.child_call import Abort
 
 STATUS = bough.errors.Status(
@@ -32,6 +33,7 @@ SPECIAL = [
     bough_server.errors.InvalidRequest([BAD_FIELD], reason=error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN),
     bough_server.errors.NotFound("agent", "poet", reason=error_pb2.ERROR_REASON_UNKNOWN_AGENT, hint="Create it."),
     bough_server.errors.AgentLinked("poet", ["coach"]),
+    QuotaExceeded(Quota(tenant_id="acme", user_id=None, limits=QuotaLimits(concurrent_runs=1)), "concurrent_runs"),
     bough_server.errors.EvaluationNotEnded("e1", field="baseline.evaluation_id", advice="wait for its end"),
     bough_server.errors.RunError("It failed.", reason="BAD_ARGUMENTS", retryable=True, details_json='{"a":1}'),
     Abort("A sub-agent failed.", reason="SUB_AGENT_FAILED", details_json='{"agent":"poet"}'),

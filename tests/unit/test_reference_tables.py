@@ -91,7 +91,8 @@ def test_the_house_in_the_docs_has_the_layers_that_are_enforced() -> None:
 
 
 _METADATA_KEYS = {
-    *("evaluation_id", "input_id", "last_sequence", "name", "nearest", "revision", "run_id", "session_id", "source")
+    *("evaluation_id", "input_id", "last_sequence", "name", "nearest", "quota", "revision", "run_id", "session_id"),
+    "source",
 }
 
 

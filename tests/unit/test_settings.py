@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from bough.v1 import policy_pb2
 from bough_server.errors import ConfigurationError
+from bough_server.quotas import QuotaLimits, TenantQuotas
 from bough_server.settings import Settings
 from bough_server.settings_sections import ClientSection, ServerSection
 
@@ -416,3 +417,64 @@ def test_of_a_named_server_only_the_section_client_is_read(tmp_path: Path, monke
     assert Settings.load_client().client == ClientSection()
     with pytest.raises(ConfigurationError, match=rf"^{config}:"):
         Settings.load_client(config)
+
+
+def test_with_accounts_every_model_has_a_price(tmp_path: Path) -> None:
+    path = tmp_path / "bough.yaml"
+    path.write_text(
+        "accounts: {per: user}\n"
+        "models:\n"
+        "  paid: {provider: openai, model: m, price: {input_per_million: 1, output_per_million: 2}}\n"
+        "  free: {provider: openai, model: m, price: {input_per_million: 0, output_per_million: 0}}\n"
+        "  other: {alias: paid}\n"
+        "  unpriced: {provider: openai, model: m}\n"
+    )
+    with pytest.raises(ConfigurationError) as wrong:
+        Settings.load(path)
+    assert str(wrong.value) == (
+        f"{path}:6: models.unpriced: needs a `price`, as `accounts` are on: 0 for input and output if the model is free"
+    )
+
+
+def test_mistakes_in_quotas_and_models_of_tenants_are_told_with_their_lines(config: Path) -> None:
+    config.write_text(
+        FILE
+        + """
+tenants:
+  acme: {models: [scripted, opnai], quotas: {concurrent_runs: 0, runs_per_hour: 1}}
+  beta: {models: [], user_quotas: {tokens_per_day: -1, cost_nanos_per_month: 9223372036854775808}}
+  gamma: {quotas: {runs_per_minute: 1.5}}
+"""
+    )
+    name = config
+    assert refusal(config) == [
+        f"{name}:16: tenants.acme.quotas.concurrent_runs: must be at least 1",
+        f"{name}:16: tenants.acme.quotas.runs_per_hour: There is no such setting. Did you mean 'runs_per_minute'?",
+        f"{name}:17: tenants.beta.models: must be a list of at least 1",
+        f"{name}:17: tenants.beta.user_quotas.tokens_per_day: must be at least 0",
+        f"{name}:17: tenants.beta.user_quotas.cost_nanos_per_month: must be at most 9223372036854775807",
+        f"{name}:18: tenants.gamma.quotas.runs_per_minute: must be a whole number",
+    ]
+    config.write_text(FILE + "tenants: {acme: {models: [scripted, opnai]}}\n")
+    assert refusal(config) == [f"{name}:14: tenants.acme.models[1]: There is no model 'opnai'. Did you mean 'openai'?"]
+
+
+def test_quotas_of_tenants_are_read(config: Path) -> None:
+    config.write_text(
+        FILE
+        + """
+tenants:
+  acme:
+    models: [scripted]
+    quotas: {concurrent_runs: 100, tokens_per_day: 20000000}
+    user_quotas: {runs_per_minute: 30}
+  "*": {}
+"""
+    )
+    tenants = Settings.load(config).tenants
+    assert tenants["acme"].models == ("scripted",)
+    assert tenants["acme"].limits() == TenantQuotas(
+        of_tenant=QuotaLimits(concurrent_runs=100, tokens_per_day=20_000_000),
+        of_user=QuotaLimits(runs_per_minute=30),
+    )
+    assert (tenants["*"].models, tenants["*"].limits()) == (None, TenantQuotas())

@@ -10,7 +10,7 @@ from bough.v1 import agent_pb2, execution_pb2
 from bough_server.agents.catalog import AgentCatalog
 from bough_server.agents.definition import drop_unknown_fields, kind_of, revision
 from bough_server.agents.registry import Registry, find_reachable, versions_of
-from bough_server.errors import AgentUnusable, NotFound
+from bough_server.errors import AgentUnusable, ConfigurationError, NotFound
 from bough_server.models.registry import ConfiguredModels
 from bough_server.models.scripted.model import ScriptedModel
 from bough_server.models.scripted.script import parse_script
@@ -72,6 +72,43 @@ def stored(definition: agent_pb2.AgentDefinition) -> agent_pb2.Agent:
 
 async def keep(shelf: Shelf, tenant_id: str, definition: agent_pb2.AgentDefinition, *, version: int) -> None:
     await shelf.put(tenant_id, stored(definition), version=version)
+
+
+def scripted(name: str, *fallbacks: str) -> ScriptedModel:
+    return ScriptedModel(name=name, script=parse_script("agents: {'*': [a]}"), fallbacks=fallbacks)
+
+
+async def test_a_tenant_has_its_own_models_with_their_aliases_and_no_others_even_as_fallbacks(shelf: Shelf) -> None:
+    models = ConfiguredModels(
+        {"small": scripted("small", "big", "tiny"), "big": scripted("big"), "tiny": scripted("tiny")},
+        {"default": "big", "usual": "small"},
+        default="default",
+    )
+    grand = define("grand")
+    grand.llm.model = "big"
+    registry = Registry([define("writer"), grand], models=models)
+    catalog = AgentCatalog(registry, shelf, {"a": ["usual", "tiny"], "b": None, "*": ["big"]})
+    listed = {
+        tenant: {info.name: [*info.fallbacks] for info in catalog.for_tenant(tenant).list_models()} for tenant in "abc"
+    }
+    every = {"big": [], "default": [], "small": ["big", "tiny"], "tiny": [], "usual": ["big", "tiny"]}
+    assert listed == {
+        "a": {"small": ["tiny"], "tiny": [], "usual": ["tiny"]},
+        "b": every,
+        "c": {"big": [], "default": []},
+    }
+    _, versions = await catalog.for_run("c", "grand")
+    assert list(versions.models) == ["big"]
+    with pytest.raises(AgentUnusable) as refused:
+        await catalog.for_run("a", "grand")
+    assert "names the model 'big', which does not exist for this tenant" in refused.value.message
+    poet = define("poet")
+    poet.llm.model = "small"
+    await keep(shelf, "a", poet, version=0)
+    resolver, versions = await catalog.for_run("a", "poet")
+    assert (list(versions.models), resolver.model(""), resolver.model("big")) == (["small", "tiny"], None, None)
+    with pytest.raises(ConfigurationError, match="`tenants` names the model 'tini', which is not configured"):
+        AgentCatalog(registry, shelf, {"a": ["tini"]})
 
 
 def catalog_of(shelf: Shelf) -> AgentCatalog:
@@ -142,8 +179,9 @@ async def test_what_is_gone_is_named_all_at_once(shelf: Shelf) -> None:
         await catalog.for_run("a", "poet")
     gone = [
         f"The agent 'poet' {each}, which no longer exists."
-        for each in ("links to the agent 'ghost'", "names the tool 'look_up'", "names the model 'huge'")
+        for each in ("links to the agent 'ghost'", "names the tool 'look_up'")
     ]
+    gone.append("The agent 'poet' names the model 'huge', which does not exist for this tenant.")
     assert refused.value.message == " ".join([*gone, "Change the agents that name it, or restore it."])
     assert [each.name for each in find_reachable((await catalog.of("a")).resolver, "poet")] == ["poet", "writer"]
 

@@ -26,6 +26,8 @@ LANE: contextvars.ContextVar[str] = contextvars.ContextVar("lane")
 class Call:
     run_id: str = "run"
     session_id: str = "session"
+    tenant_id: str = "tenant"
+    user_id: str = "user"
     invocation_id: str = "invocation"
     agent: str = "lead"
     call_id: str = "call"

@@ -171,6 +171,7 @@ func (s *Server) Start() {
 	boughv1.RegisterEvalServiceServer(s.grpc, &evalService{server: s})
 	boughv1.RegisterSessionServiceServer(s.grpc, boughv1.UnimplementedSessionServiceServer{})
 	boughv1.RegisterAccessServiceServer(s.grpc, boughv1.UnimplementedAccessServiceServer{})
+	boughv1.RegisterUsageServiceServer(s.grpc, boughv1.UnimplementedUsageServiceServer{})
 	boughv1.RegisterCatalogServiceServer(s.grpc, boughv1.UnimplementedCatalogServiceServer{})
 	healthv1.RegisterHealthServer(s.grpc, health.NewServer())
 	go s.grpc.Serve(s.listener)

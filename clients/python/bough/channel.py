@@ -66,11 +66,19 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
         "GetSessionState",
         "ReadBlob",
     ),
+    "bough.v1.UsageService": (
+        "GetUsage",
+        "ListUsageEntries",
+        "GetQuotas",
+        "GetAccount",
+        "AdjustBalance",
+        "ListAdjustments",
+    ),
 }
 """Idempotent methods by service, which the channel may retry.
 
-Run, ResumeRun, ForkRun, Evaluate and CreateSession are idempotent because this client always sends a request id, and
-AnswerInput because an equal answer is accepted again.
+Run, ResumeRun, ForkRun, Evaluate, CreateSession and AdjustBalance are idempotent because this client always sends a
+request id, and AnswerInput because an equal answer is accepted again.
 Methods that are not listed are not: a repeated CreateAgent would find its own name taken, a repeated DeleteSession,
 DeleteAgent or DeleteEvaluation nothing to delete, and a repeated UpdateSession or UpdateSessionState might undo another
 caller's change in between.

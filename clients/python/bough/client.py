@@ -31,6 +31,7 @@ from bough.rejoining import Rejoining
 from bough.requests import EvaluationRole, MissingSession, State, View, WatchUntil
 from bough.sessions import Sessions
 from bough.stream import RunStream
+from bough.usage import Ledger
 from bough.v1 import (
     access_service_pb2,
     access_service_pb2_grpc,
@@ -49,6 +50,7 @@ from bough.v1 import (
     policy_pb2,
     run_pb2,
     session_service_pb2_grpc,
+    usage_service_pb2_grpc,
 )
 
 
@@ -93,6 +95,7 @@ class AsyncClient:
         self.catalog = Catalog(catalog_service_pb2_grpc.CatalogServiceStub(self._channel), self._calls)
         self.sessions = Sessions(session_service_pb2_grpc.SessionServiceStub(self._channel), self._calls)
         self.evaluations = Evaluations(self._eval, self._calls, rejoining)
+        self.usage = Ledger(usage_service_pb2_grpc.UsageServiceStub(self._channel), self._calls)
         self._timeout, self._rejoining = timeout, rejoining
 
     async def __aenter__(self) -> Self:

@@ -7,6 +7,7 @@ BoughError
 │   ├── AlreadyExists      ALREADY_EXISTS: the request id was used with other content, or the name or id is taken
 │   ├── SessionBusy        ABORTED: another run holds the session
 │   ├── ConcurrentChange   ABORTED: others changed the session or the run each time that the server tried
+│   ├── InsufficientBalance RESOURCE_EXHAUSTED: nothing is left of the account that pays for the run
 │   ├── SessionQueueFull   RESOURCE_EXHAUSTED: as many runs wait for the session as may
 │   ├── OutOfRange         OUT_OF_RANGE: the sequence is beyond the end of the log
 │   ├── AlreadyAnswered    FAILED_PRECONDITION: the input request has a different answer already
@@ -147,6 +148,10 @@ class SessionQueueFull(CallFailed):
     """As many runs wait for the session as may; the run `run_id` holds it."""
 
 
+class InsufficientBalance(CallFailed):
+    """Nothing is left of the account that pays for the run: add to it; waiting does not help."""
+
+
 class OutOfRange(CallFailed):
     """The sequence is beyond the end of the log."""
 
@@ -246,6 +251,7 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[CallFailed]] = {
     (grpc.StatusCode.ABORTED, "CONCURRENT_CHANGE"): ConcurrentChange,
     (grpc.StatusCode.FAILED_PRECONDITION, "ALREADY_ANSWERED"): AlreadyAnswered,
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "SESSION_QUEUE_FULL"): SessionQueueFull,
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "INSUFFICIENT_BALANCE"): InsufficientBalance,
     (grpc.StatusCode.FAILED_PRECONDITION, "RUN_ENDED"): RunEnded,
     (grpc.StatusCode.FAILED_PRECONDITION, "EVALUATION_NOT_ENDED"): EvaluationNotEnded,
     (grpc.StatusCode.FAILED_PRECONDITION, "FORK_REFUSED"): ForkRefused,

@@ -28,6 +28,7 @@ from bough.v1 import (
     run_pb2,
     session_pb2,
     session_service_pb2,
+    usage_pb2,
 )
 
 View: TypeAlias = follow_pb2.EventView.ValueType
@@ -35,6 +36,7 @@ WatchUntil: TypeAlias = follow_pb2.WatchUntil.ValueType
 State: TypeAlias = execution_pb2.ExecutionState.ValueType
 Verdict: TypeAlias = eval_result_pb2.Verdict.ValueType
 EvaluationRole: TypeAlias = evaluation_ref_pb2.EvaluationRole.ValueType
+UsageDimension: TypeAlias = usage_pb2.UsageDimension.ValueType
 MissingSession: TypeAlias = agent_service_pb2.MissingSessionPolicy.ValueType
 
 
@@ -183,6 +185,31 @@ def run_filter(
         case_id=case_id,
         evaluation_role=evaluation_role,
         include_evaluation_runs=include_evaluation_runs,
+    )
+
+
+def usage_filter(
+    *,
+    user_id: str = "",
+    session_id: str = "",
+    run_id: str = "",
+    invocation_id: str = "",
+    agent: str = "",
+    model: str = "",
+    time_from: datetime | None = None,
+    time_before: datetime | None = None,
+) -> usage_pb2.UsageFilter:
+    """Build the filter of GetUsage and ListUsageEntries. A time without a zone is local time."""
+    return build(
+        usage_pb2.UsageFilter,
+        user_id=user_id,
+        session_id=session_id,
+        run_id=run_id,
+        invocation_id=invocation_id,
+        agent=agent,
+        model=model,
+        time_from=_timestamp("time_from", time_from),
+        time_before=_timestamp("time_before", time_before),
     )
 
 

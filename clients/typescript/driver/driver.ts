@@ -34,7 +34,7 @@ interface Line {
 
 type AnyStream = EventStream<v1.AgentEvent> | EventStream<v1.EvaluationEvent>;
 
-const services = [v1.AccessService, v1.AgentService, v1.EvalService, v1.CatalogService, v1.SessionService];
+const services = [v1.AccessService, v1.AgentService, v1.EvalService, v1.CatalogService, v1.SessionService, v1.UsageService];
 const files = Object.entries(v1).flatMap(([name, value]) => (name.startsWith("file_bough_v1_") ? [value] : []));
 const registry: Registry = createRegistry(...(files as Parameters<typeof createRegistry>));
 
@@ -56,7 +56,8 @@ async function main(): Promise<number> {
 
 /** Return what the environment says of TLS and of a token. */
 function connectionOptions(): ClientOptions {
-  const { DRIVER_CA_FILE: authorities, DRIVER_CERT_FILE: cert, DRIVER_KEY_FILE: key, DRIVER_TOKEN: token } = process.env;
+  const { DRIVER_CA_FILE: authorities, DRIVER_CERT_FILE: cert, DRIVER_KEY_FILE: key, DRIVER_TOKEN: fixed, DRIVER_TOKEN_FILE: file } = process.env;
+  const token = file === undefined ? fixed : () => readFileSync(file, "utf8");
   const own = cert === undefined || key === undefined ? {} : { cert: readFileSync(cert), key: readFileSync(key) };
   return {
     ...(authorities !== undefined && { tls: { ca: readFileSync(authorities), ...own } }),
@@ -171,6 +172,7 @@ async function printAnswers(client: BoughClient, line: Line, options: CallOption
     CatalogService: client.catalog,
     SessionService: client.sessions,
     AccessService: client.access,
+    UsageService: client.usage,
   };
   const calls = clients[service] as Record<string, (request: unknown, options: object) => unknown>;
   const message = fromJson(method.input, line.request ?? {});

@@ -15,6 +15,7 @@ import {
   ResumeRunRequestSchema,
   RunRequestSchema,
   SessionService,
+  UsageService,
   WatchEvaluationRequestSchema,
   WatchRunRequestSchema,
 } from "./bough/v1/index.js";
@@ -70,6 +71,8 @@ export class BoughClient implements Disposable {
   readonly sessions: Client<typeof SessionService>;
   /** AccessService: who calls. */
   readonly access: Client<typeof AccessService>;
+  /** UsageService: what was used and charged, and accounts. */
+  readonly usage: Client<typeof UsageService>;
 
   readonly #health: Client<typeof Health>;
   readonly #contact: Contact = { isMade: false };
@@ -89,6 +92,7 @@ export class BoughClient implements Disposable {
     this.catalog = serviceClient(CatalogService, transport, defaults);
     this.sessions = serviceClient(SessionService, transport, defaults);
     this.access = serviceClient(AccessService, transport, defaults);
+    this.usage = serviceClient(UsageService, transport, defaults);
     this.#health = serviceClient(Health, transport, defaults);
   }
 

@@ -25,6 +25,7 @@ import {
   type EvaluationEvent,
   type InvocationSchema,
   SessionService,
+  UsageService,
   WatchUntil,
 } from "./bough/v1/index.js";
 import { collect, collectEvaluation } from "./collect.js";
@@ -176,6 +177,7 @@ export class FakeBough implements AsyncDisposable {
     this.#service(router, CatalogService, {});
     this.#service(router, SessionService, {});
     this.#service(router, AccessService, {});
+    this.#service(router, UsageService, {});
   }
 
   /** Add a service whose other methods say how they are scripted, and note what it receives. */

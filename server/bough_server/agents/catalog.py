@@ -86,11 +86,25 @@ class TenantCatalog:
 class AgentCatalog:
     """The catalogs of all tenants, built on first use and cached until something changes them."""
 
-    def __init__(self, registry: Registry, store: AgentStore) -> None:
+    def __init__(
+        self, registry: Registry, store: AgentStore, models: Mapping[str, Sequence[str] | None] | None = None
+    ) -> None:
+        """`models` are those that exist for tenants, by their ids: None for all; `"*"` for tenants that it lacks.
+
+        Raises ConfigurationError for an unknown model.
+        """
         self.registry = registry
-        """The part that is the same for every tenant."""
+        """The whole catalog of the operator."""
+        self._registries = {
+            tenant: registry if names is None else registry.select_models(names)
+            for tenant, names in (models or {}).items()
+        }
         self._store = store
         self._held: OrderedDict[str, TenantCatalog] = OrderedDict()
+
+    def for_tenant(self, tenant_id: str) -> Registry:
+        """Return the operator's catalog with the models that exist for a tenant."""
+        return self._registries.get(tenant_id) or self._registries.get("*") or self.registry
 
     async def of(self, tenant_id: str) -> TenantCatalog:
         """Return a tenant's current catalog. Raises StorageFailed."""
@@ -98,7 +112,7 @@ class AgentCatalog:
         version = await self._store.version(tenant_id)
         held = self._held.get(tenant_id)
         if held is None or held.version != version:
-            held = TenantCatalog(self.registry, await self._store.read(tenant_id))
+            held = TenantCatalog(self.for_tenant(tenant_id), await self._store.read(tenant_id))
             self._held[tenant_id] = held
             self._evict()
         # Assigning to an existing key keeps its place in the order, so eviction may have removed this very catalog.

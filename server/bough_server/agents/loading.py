@@ -175,18 +175,19 @@ def digest_code(module_names: Iterable[str], folder: Path) -> str:
     if not packages:
         return ""
     digest = hashlib.sha256()
+    root = f"{folder.resolve()}{os.sep}"
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if path and (name.partition(".")[0] in packages or _is_in_project(name, path, folder.resolve())):
+        if path and (name.partition(".")[0] in packages or _is_in_project(name, path, root)):
             # Names instead of paths: other servers have the project elsewhere.
             source = _read_source(module, path)
             digest.update(f"{name} {len(source)} ".encode() + source)
     return digest.hexdigest()
 
 
-def _is_in_project(module_name: str, path: str, folder: Path) -> bool:
+def _is_in_project(module_name: str, path: str, root: str) -> bool:
     is_own = module_name.partition(".")[0] not in ("__main__", "bough", "bough_server")
-    return is_own and path.startswith(f"{folder}{os.sep}") and "site-packages" not in path
+    return is_own and path.startswith(root) and "site-packages" not in path
 
 
 def _read_source(module: ModuleType, path: str) -> bytes:

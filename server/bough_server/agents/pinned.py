@@ -114,6 +114,6 @@ def _check_tool(name: str, digest: str, resolver: Resolver) -> None:
 def _check_model(name: str, resolver: Resolver) -> None:
     if resolver.model(name) is None:
         raise MissingVersion(
-            f"The model {name!r} is not configured on this server. Restore it and keep it until the run ends, or "
-            "cancel the run."
+            f"The model {name!r} is not configured on this server, or not for the run's tenant. Restore it and keep it "
+            "until the run ends, or cancel the run."
         )

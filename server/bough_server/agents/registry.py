@@ -6,6 +6,7 @@ Definitions can be laid over another catalog; reachability finds the agents that
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -52,6 +53,38 @@ class ListedModels(Models, Protocol):
         ...
 
 
+class SelectedModels:
+    """Some of the configured models, with the aliases of them; the others do not exist."""
+
+    def __init__(self, models: ListedModels, names: Iterable[str]) -> None:
+        """Raises ConfigurationError for a name of no model."""
+        self._models = models
+        try:
+            self._selected = frozenset(models.get(name).name for name in names)
+        except KeyError as error:
+            raise ConfigurationError(f"`tenants` names the model {error}, which is not configured.") from None
+
+    def get(self, name: str) -> Model:
+        """Return the model of a name, following aliases. Raises KeyError."""
+        model = self._models.get(name)
+        if model.name not in self._selected:
+            raise KeyError(name)
+        return model
+
+    def list(self) -> Sequence[model_pb2.ModelInfo]:
+        """Return every name that a definition may use, including aliases; fallbacks are selected ones."""
+        return [
+            model_pb2.ModelInfo(
+                name=info.name,
+                provider=info.provider,
+                model=info.model,
+                fallbacks=[name for name in info.fallbacks if name in self._selected],
+            )
+            for info in self._models.list()
+            if self._models.get(info.name).name in self._selected
+        ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionHashes:
     """Content hashes of tools and models by name, declared versions of agents in code, and the price list's hash."""
@@ -95,6 +128,13 @@ class Registry:
         made = {each.name: agent_of(each, self._code_agents, self._functions) for each in bare}
         agents = dict(sorted([*made.items(), *self._code_agents.items()]))
         self.resolver = replace(self.resolver, agents=agents)
+
+    def select_models(self, names: Iterable[str]) -> "Registry":
+        """Return this catalog with some of the models, and the aliases of them. Raises ConfigurationError."""
+        selected = copy(self)
+        selected._models = SelectedModels(self._models, names)
+        selected.resolver = replace(self.resolver, models=selected._models)
+        return selected
 
     def list_agents(self) -> Sequence[agent_pb2.Agent]:
         """Return every agent, sorted by name."""
@@ -290,7 +330,7 @@ def describe_missing(resolver: Resolver, root: str) -> Iterator[str]:
                 yield f"The agent {definition.name!r} names the tool {tool.name!r}, which no longer exists."
         for model in sorted(models_of(definition) - {""}):
             if resolver.model(model) is None:
-                yield f"The agent {definition.name!r} names the model {model!r}, which no longer exists."
+                yield f"The agent {definition.name!r} names the model {model!r}, which does not exist for this tenant."
 
 
 def is_code(resolver: Resolver, name: str) -> bool:

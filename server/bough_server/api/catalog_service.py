@@ -110,7 +110,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         self, request: pb.ListModelsRequest, context: aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
     ) -> pb.ListModelsResponse:
         """List the models, by name."""
-        models, token = _page(self._agents.registry.list_models(), request, "models")
+        models, token = _page(self._agents.for_tenant(self._tenant_id()).list_models(), request, "models")
         return pb.ListModelsResponse(models=models, next_page_token=token)
 
     def _tenant_id(self) -> str:

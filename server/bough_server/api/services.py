@@ -11,6 +11,7 @@ from bough.v1 import (
     catalog_service_pb2_grpc,
     eval_service_pb2_grpc,
     session_service_pb2_grpc,
+    usage_service_pb2_grpc,
 )
 from bough_server.agents.editing import AgentEditor
 from bough_server.api.access_service import AccessService
@@ -18,6 +19,7 @@ from bough_server.api.agent_service import AgentService
 from bough_server.api.catalog_service import CatalogService
 from bough_server.api.eval_service import EvalService
 from bough_server.api.session_service import SessionService
+from bough_server.api.usage_service import UsageService
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.identity import Caller
 from bough_server.runs.dependencies import RunDependencies
@@ -55,3 +57,12 @@ class Services:
             clock=clock,
         )
         session_service_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
+        usage = UsageService(
+            ledger=store.usage,
+            accounts=self.dependencies.accounts,
+            store=store.accounts,
+            quotas=self.dependencies.quotas,
+            caller=caller,
+            clock=clock,
+        )
+        usage_service_pb2_grpc.add_UsageServiceServicer_to_server(usage, server)

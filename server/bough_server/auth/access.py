@@ -12,13 +12,21 @@ from bough.v1 import (
     eval_service_pb2,
     options_pb2,
     session_service_pb2,
+    usage_service_pb2,
 )
 from bough_server.errors import PermissionDenied
 from bough_server.identity import Caller, Role
 
 SERVICES: Final[Sequence[ServiceDescriptor]] = tuple(
     service
-    for module in (access_service_pb2, agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
+    for module in (
+        access_service_pb2,
+        agent_service_pb2,
+        catalog_service_pb2,
+        eval_service_pb2,
+        session_service_pb2,
+        usage_service_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 )
 """The services of the schema."""

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -50,6 +50,11 @@ def build_key(key_id: str, secret: bytes) -> str:
     return f"{PREFIX}{key_id}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 
+def is_key(text: str) -> bool:
+    """Return whether a text has the form of a key."""
+    return _KEY.fullmatch(text) is not None
+
+
 def hash_key(key: str) -> str:
     """Return the SHA-256 of a key, as the file has it."""
     return hashlib.sha256(key.encode()).hexdigest()
@@ -57,6 +62,12 @@ def hash_key(key: str) -> str:
 
 def read_keys(path: Path) -> Keys:
     """Return the keys of a file. Raises ConfigurationError with every mistake, each with its line."""
+    _, sections = read_key_sections(path)
+    return {section.id: _to_key(section) for section in sections}
+
+
+def read_key_sections(path: Path) -> tuple[Document, Sequence[KeySection]]:
+    """Return a file of keys, and its entries in their order. Raises ConfigurationError as read_keys does."""
     documents = read_documents(path)
     if len(documents) != 1 or not isinstance(documents[0].value, dict):
         raise ConfigurationError(f"{path}:1: The file must be one mapping, such as `keys: []`.")
@@ -67,7 +78,7 @@ def read_keys(path: Path) -> Keys:
         raise_problems([_to_problem(document, each) for each in error.errors()])
         raise
     raise_problems(list(_find_repetitions(document, [section.id for section in sections])))
-    return {section.id: _to_key(section) for section in sections}
+    return document, sections
 
 
 def check_key(token: str, find_keys: Callable[[], Keys], *, now_ns: int) -> Proof:
@@ -129,4 +140,5 @@ def _find_repetitions(document: Document, ids: list[str]) -> Iterator[Problem]:
         first = ids.index(key_id)
         if first < index:
             line = document.line(("keys", first, "id"))
-            yield document.problem(("keys", index, "id"), f"the key {key_id} is also in line {line}")
+            words = f"the key {key_id} is also in line {line}: remove one of both, or make a key with another id"
+            yield document.problem(("keys", index, "id"), words)

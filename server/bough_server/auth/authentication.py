@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 import structlog
 
-from bough_server.auth.api_keys import PREFIX, Keys, check_key, read_keys
+from bough_server.auth.api_keys import PREFIX, Keys, check_key, is_key, read_keys
 from bough_server.auth.certificates import Certificates, Peer
 from bough_server.auth.issuers import Issuers
 from bough_server.auth.proof import Proof, build_invalid_error, build_missing_error
@@ -97,7 +97,8 @@ class Authenticator:
             raise _build_metadata_error(USER_KEY if user is not None else TENANT_KEY, "is for keys with acts_for")
         if tenant is not None and proof.acts_for != "tenants":
             raise _build_metadata_error(TENANT_KEY, "is for keys with acts_for: tenants")
-        if user is None or not is_user(user):
+        # A key in the wrong place would be written into logs and rows.
+        if user is None or not is_user(user) or is_key(user):
             raise _build_metadata_error(USER_KEY, "must be the id of a user")
         if tenant is not None and not (is_tenant(tenant) and self._is_configured(tenant)):
             raise _build_metadata_error(TENANT_KEY, "must be the id of a tenant of this server")
@@ -135,6 +136,9 @@ def _find_one(metadata: Metadata, key: str) -> str | None:
     found = [value for name, value in metadata if name == key]
     if len(found) > 1 or any(not isinstance(value, str) for value in found):
         raise _build_metadata_error(key, "must be one text")
+    # gRPC reads what is not UTF-8 as Latin-1: one user must not have two spellings.
+    if not all(str(value).isascii() for value in found):
+        raise _build_metadata_error(key, "must be ASCII")
     return str(found[0]) if found else None
 
 

@@ -108,7 +108,7 @@ class IssuerKeys:
     async def _fetch(self) -> None:
         issuer = self._section.issuer
         try:
-            keys = parse_keys(await self._fetch_document(), self._section.algorithms)
+            keys = await fetch_keys(self._section)
         except IssuerUnavailable as error:
             _log.warning("the keys of an issuer could not be fetched", issuer=issuer, error=str(error))
             self._on_problem()
@@ -124,32 +124,35 @@ class IssuerKeys:
         finally:
             self._next_fetch = self._clock.monotonic() + RETRY_SECONDS
 
-    async def _fetch_document(self) -> object:
-        import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=_TOTAL_SECONDS)
-        try:
-            async with aiohttp.ClientSession(timeout=timeout) as session:
-                address = self._section.jwks_url or await self._discover(session)
-                return await _get(session, address)
-        except TimeoutError:
-            raise IssuerUnavailable(f"It did not answer within {_TOTAL_SECONDS:g} s.") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise IssuerUnavailable(f"{type(error).__name__}: {error}") from error
+async def fetch_keys(section: OidcSection) -> "Mapping[tuple[str, str], PyJWK]":
+    """Fetch the usable keys of an issuer, by their ids and algorithms. Raises IssuerUnavailable."""
+    import aiohttp
 
-    async def _discover(self, session: "aiohttp.ClientSession") -> str:
-        """Return the address of the issuer's keys."""
-        issuer = self._section.issuer
-        document = await _get(session, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        if not isinstance(document, dict) or document.get("issuer") != issuer:
-            raise IssuerUnavailable("Its openid-configuration is not that of this issuer.")
-        address = document.get("jwks_uri")
-        if not isinstance(address, str):
-            raise IssuerUnavailable("Its openid-configuration has no jwks_uri.")
-        try:
-            return check_address(address)
-        except ValueError as error:
-            raise IssuerUnavailable(f"Its jwks_uri {error}.") from None
+    timeout = aiohttp.ClientTimeout(total=_TOTAL_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            address = section.jwks_url or await _discover(session, section.issuer)
+            document = await _get(session, address)
+    except TimeoutError:
+        raise IssuerUnavailable(f"It did not answer within {_TOTAL_SECONDS:g} s.") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise IssuerUnavailable(f"{type(error).__name__}: {error}") from error
+    return parse_keys(document, section.algorithms)
+
+
+async def _discover(session: "aiohttp.ClientSession", issuer: str) -> str:
+    """Return the address of an issuer's keys."""
+    document = await _get(session, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+    if not isinstance(document, dict) or document.get("issuer") != issuer:
+        raise IssuerUnavailable("Its openid-configuration is not that of this issuer.")
+    address = document.get("jwks_uri")
+    if not isinstance(address, str):
+        raise IssuerUnavailable("Its openid-configuration has no jwks_uri.")
+    try:
+        return check_address(address)
+    except ValueError as error:
+        raise IssuerUnavailable(f"Its jwks_uri {error}.") from None
 
 
 async def _get(session: "aiohttp.ClientSession", address: str) -> object:

@@ -1,22 +1,37 @@
 """Sections of the settings, and of the file of API keys, that say who may call."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, ValidationInfo, model_validator
 
 from bough.v1 import options_pb2
+from bough_server.documents.yaml import FieldPath, suggestion
 from bough_server.identity import OWN_USERS, RUN, Role, is_group, is_tenant, is_user
-from bough_server.settings_sections import Seconds, Section
+from bough_server.quotas import TenantQuotas
+from bough_server.settings_sections import QuotaSection, Seconds, Section
 
 RoleName: TypeAlias = Literal["RUN", "READ", "ADMIN", "BILLING"]
 ActsFor: TypeAlias = Literal["users", "tenants"]
-Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+def _check_algorithm(name: object) -> object:
+    if isinstance(name, str) and (name.startswith("HS") or name.lower() == "none"):
+        raise ValueError(
+            f"{name} would let others than the issuer make tokens: name a signature by its private key, such as RS256"
+        )
+    return name
+
+
+Algorithm = Annotated[
+    Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"],
+    BeforeValidator(_check_algorithm),
+]
 """Signatures by a key that only the issuer has; with HS256 who checks a token could sign one too."""
 
 MAX_NAMES: Final = 64
@@ -111,7 +126,8 @@ class OidcSection(Section):
     """The issuer, as the `iss` of its tokens."""
     audience: Annotated[str, Field(min_length=1)]
     """What the `aud` of its tokens must have: the name of this server at the issuer."""
-    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("RS256",)
+    # Not min_length: an item that is wrong would then be reported twice, once as missing.
+    algorithms: Annotated[tuple[Algorithm, ...], Field(json_schema_extra={"minItems": 1})] = ("RS256",)
     """The signatures that are accepted."""
     jwks_url: Address | None = None
     """Where the issuer's keys are. Unset: the address that its `/.well-known/openid-configuration` names."""
@@ -136,6 +152,8 @@ class OidcSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.algorithms:
+            raise ValueError("needs at least one of algorithms")
         if (self.tenant is None) == (self.tenant_claim is None):
             raise ValueError("needs exactly one of tenant and tenant_claim")
         if self.roles is not None and self.roles_claim is not None:
@@ -188,7 +206,28 @@ class AuthSection(Section):
 
 
 class TenantSection(Section):
-    """A tenant."""
+    """A tenant: the models that exist for it, and its quotas."""
+
+    models: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """The models that exist for the tenant, with the aliases of them. Unset: all."""
+    quotas: QuotaSection = QuotaSection()
+    """Quotas of the tenant: all of its users together."""
+    user_quotas: QuotaSection = QuotaSection()
+    """Quotas of each user of the tenant."""
+
+    def limits(self) -> TenantQuotas:
+        """Return the quotas as a plain value."""
+        return TenantQuotas(of_tenant=self.quotas.limits(), of_user=self.user_quotas.limits())
+
+
+def list_tenant_problems(tenants: Mapping[str, TenantSection], models: Collection[str]) -> list[tuple[FieldPath, str]]:
+    """Return a problem for each model of a tenant that is not configured."""
+    return [
+        (("tenants", tenant, "models", index), f"There is no model {name!r}.{suggestion(name, models)}")
+        for tenant, section in tenants.items()
+        for index, name in enumerate(section.models or ())
+        if name not in models
+    ]
 
 
 class KeySection(Section):

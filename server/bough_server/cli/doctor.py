@@ -13,8 +13,9 @@ from bough_server.cli.options import JsonOption, Target, target_of
 from bough_server.distribution import version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from bough_server.cli.doctor_certificates import Judgment
     from bough_server.models.model import Model
     from bough_server.settings import Settings
 
@@ -39,8 +40,8 @@ ProbeOption = Annotated[
 def doctor(context: typer.Context, json: JsonOption = False, probe: ProbeOption = False) -> None:
     """Report which parts of this installation work, and what to do about the rest.
 
-    Checks the configuration, certificates, agents, the database, the models and the server; calls nothing, except with
-    --probe.
+    Checks the configuration, certificates, API keys and issuers, agents, the database, the models and the server; calls
+    no model, except with --probe.
     The exit code is 1 if something has to be done; each line says what.
     """
     finish(_doctor(target_of(context), json=json, probe=probe))
@@ -75,7 +76,7 @@ async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
     except ConfigurationError as error:
         return [*findings, Finding(name="configuration", is_right=False, words=str(error))]
     findings.append(_configuration(settings))
-    findings += _certificates(settings)
+    findings += [*_certificates(settings), *await _callers(settings)]
     findings.append(_run_check("agents", lambda: _agents(settings)))
     findings.append(_run_check("database", lambda: _database(settings, target.command)))
     models = [_model(settings, name) for name in settings.models]
@@ -105,13 +106,21 @@ def _configuration(settings: "Settings") -> Finding:
     return Finding(name="configuration", is_right=True, words=where)
 
 
-def _certificates(settings: "Settings") -> list[Finding]:
+def _certificates(settings: "Settings") -> "Iterator[Finding]":
     from bough_server.cli.doctor_certificates import judge_certificates
 
-    return [
-        Finding(name=name, is_right=is_right, words=words, is_optional=is_optional)
-        for name, is_right, words, is_optional in judge_certificates(settings)
-    ]
+    return map(_to_finding, judge_certificates(settings))
+
+
+async def _callers(settings: "Settings") -> "Iterator[Finding]":
+    from bough_server.cli.doctor_callers import judge_callers
+
+    return map(_to_finding, await judge_callers(settings))
+
+
+def _to_finding(judgment: "Judgment") -> Finding:
+    name, is_right, words, is_optional = judgment
+    return Finding(name=name, is_right=is_right, words=words, is_optional=is_optional)
 
 
 def _agents(settings: "Settings") -> Finding:

@@ -10,7 +10,8 @@ from bough_server.documents.yaml import FieldPath
 from bough_server.errors import ConfigurationError
 from bough_server.settings import Settings
 
-_SOON: Final = timedelta(days=14)
+SOON: Final = timedelta(days=14)
+"""What expires within this time is reported."""
 
 Judgment = tuple[str, bool, str, bool]
 """The name of a check, whether all is right, what to say, and whether it may be left as it is."""
@@ -43,7 +44,7 @@ def _judge_pair(
     left = found.expires - now
     words = f"{cert_file}, for {', '.join(found.names)}" if found.names else str(cert_file)
     words = f"{words}; expires in {left.days} days"
-    if left < _SOON:
+    if left < SOON:
         yield name, False, f"{words}: renew it, unless that happens by itself", True
     else:
         yield name, True, words, False

@@ -20,6 +20,7 @@ from bough_server.engine.files import SessionFiles, check_files, without_data
 from bough_server.engine.input_requests import PendingInputs, build_answer_event, build_expiry_answer
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
+from bough_server.engine.limits import SharedLimit
 from bough_server.engine.recorder import Recorder
 from bough_server.engine.scheduler import Scheduler
 from bough_server.errors import NonDeterministic, RunError, ServerStopping, text_of_error
@@ -48,8 +49,11 @@ class Execution:
         metrics: Metrics | None = None,
         abandoned: AbandonedTasks | None = None,
         files: SessionFiles | None = None,
+        shared_limit: SharedLimit | None = None,
     ) -> None:
         self.facts = facts
+        self.shared_limit = shared_limit
+        """What it shares with other runs; None if nothing but its own limits bounds what it spends."""
         self.files = files
         """The files of the session; None in an offline replay that has none."""
         self.session = facts.session

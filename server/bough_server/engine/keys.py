@@ -51,10 +51,11 @@ def owner(key: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """Identity of a run: its ids, its first event, and the session's messages when it started."""
+    """Identity of a run: its ids, its owner, its first event, and the session's messages when it started."""
 
     run_id: str
     session_id: str
+    tenant_id: str
     user_id: str
     started: event_pb2.AgentEvent
     session: SessionHistory = field(default_factory=SessionHistory)

@@ -7,7 +7,7 @@ concurrency.py.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from bough.v1 import agent_pb2, error_pb2, event_pb2, input_pb2, message_pb2, policy_pb2, usage_pb2
 from bough_server.errors import RunError
@@ -22,6 +22,36 @@ class Amount:
 
     tokens: int = 0
     cost_nanos: int = 0
+    currency_code: str = ""
+    """The currency of the cost; empty if the model has no price."""
+
+
+class SharedLimit(Protocol):
+    """A limit of what several runs spend together, as one of them sees it: an account, or a quota.
+
+    What a run spends follows from its log: the limit is told of the events of model calls that the run records, first
+    when they are recorded, and of those with which attempts ended again once they are committed.
+    """
+
+    async def prepare(self, amount: Amount) -> None:
+        """Wait until it is known what is left, if so far it seems that a model call of this amount is refused."""
+        ...
+
+    def check(self, amount: Amount) -> None:
+        """Raise RunError if too little is left for a model call of this amount."""
+        ...
+
+    def on_record(self, event: event_pb2.AgentEvent, kind: int) -> None:
+        """Reserve the amount of a model call that starts; charge an attempt that ends, and release what it held."""
+        ...
+
+    def on_commit(self, sequence: int) -> None:
+        """Note that the end of an attempt, by its sequence, is committed: sums that are read later hold its charge."""
+        ...
+
+    def close(self) -> None:
+        """Release what the run has reserved: it is not executed here any more."""
+        ...
 
 
 class Allowance:
@@ -85,7 +115,9 @@ def estimate_amount(request: ModelRequest, model: Model) -> Amount:
     rates = model.price
     used = usage_pb2.Usage(input_tokens=sent, output_tokens=written)
     cost = cost_of(used, rates) if rates is not None else 0
-    return Amount(tokens=sent + written, cost_nanos=cost or 0)
+    return Amount(
+        tokens=sent + written, cost_nanos=cost or 0, currency_code=rates.currency_code if rates is not None else ""
+    )
 
 
 def to_amount(used: usage_pb2.Usage, *, unknown: Amount) -> Amount:
@@ -114,10 +146,21 @@ class Budget:
     """Limits of one invocation and everything below it, within those of its caller; it can only lower them."""
 
     def __init__(
-        self, limits: policy_pb2.Limits, *, owner: str, place: str, depth: int, above: "Budget | None" = None
+        self,
+        limits: policy_pb2.Limits,
+        *,
+        owner: str,
+        place: str,
+        depth: int,
+        above: "Budget | None" = None,
+        shared: SharedLimit | None = None,
     ) -> None:
-        """`owner` is what the limits are for, and `place` where they are set, in the words of their errors."""
+        """`owner` is what the limits are for, and `place` where they are set, in the words of their errors.
+
+        `shared` is what the run's budget shares with those of other runs.
+        """
         self._owner, self._place = owner, place
+        self._shared: SharedLimit | None = shared if above is None else above._shared
         self._above = above
         self._model_calls = limits.model_calls if limits.HasField("model_calls") else None
         self._tool_calls = limits.tool_calls if limits.HasField("tool_calls") else None
@@ -164,14 +207,24 @@ class Budget:
     @property
     def is_metered(self) -> bool:
         """True if a limit of tokens or cost applies here."""
-        return any(budget.allowances.is_bounded for budget in self.chain())
+        return self._shared is not None or any(budget.allowances.is_bounded for budget in self.chain())
+
+    async def prepare_spending(self, amount: Amount) -> None:
+        """Wait until it is known what is left of a limit that other runs share; call it before `check_spending`."""
+        if self._shared is not None:
+            await self._shared.prepare(amount)
 
     def check_spending(self, amount: Amount) -> None:
-        """Raise RunError LIMIT_EXCEEDED if too little is left for a model call of this amount."""
+        """Raise RunError if too little is left for a model call of this amount.
+
+        It is LIMIT_EXCEEDED, or the error of the limit that is shared with other runs.
+        """
         for budget in self.chain():
             if lacking := budget.allowances.find_refusal(amount):
                 limit, why = lacking
                 raise budget._build_error(limit, why)
+        if self._shared is not None:
+            self._shared.check(amount)
 
     def observe(self, event: event_pb2.AgentEvent) -> None:
         """Apply an event of a model or tool call, recorded now or read from the log."""

@@ -12,9 +12,11 @@ from typing import Final
 
 from bough.v1 import event_pb2
 from bough_server.clock import Clock, loop_time
+from bough_server.engine.limits import SharedLimit
 from bough_server.engine.run_log import log_events
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
+from bough_server.log.charges import MODEL_CALL_KINDS, MODEL_END_KINDS
 from bough_server.store.ports.log import EventLog, LogEvent
 
 MAX_PENDING_BYTES: Final = 1024 * 1024
@@ -72,8 +74,18 @@ class _Pending:
 class Recorder:
     """Writes one run's log under one epoch."""
 
-    def __init__(self, log: EventLog, run_id: str, *, epoch: int, last_sequence: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        run_id: str,
+        *,
+        epoch: int,
+        last_sequence: int,
+        clock: Clock,
+        shared_limit: SharedLimit | None = None,
+    ) -> None:
         self._log = log
+        self._shared_limit = shared_limit
         self._run_id = run_id
         self._epoch = epoch
         self._sequence = last_sequence
@@ -234,6 +246,8 @@ class Recorder:
             self._waiting_bytes += len(data)
             kind = events.kind_of(event)
             self._batch.append(LogEvent(sequence=self._sequence, kind=kind, data=data, event=event, blobs=files))
+            if self._shared_limit is not None and kind in MODEL_CALL_KINDS:
+                self._shared_limit.on_record(event, kind)
             files = ()
 
     def _submit(self) -> None:
@@ -242,12 +256,20 @@ class Recorder:
         self._batch, self._batch_bytes, self._timer = [], 0, None
         # Not awaited here: the log keeps the order of a run's appends, so the next batch need not wait for this one.
         appended = asyncio.ensure_future(self._log.append(self._run_id, epoch=self._epoch, log_events=records))
-        appended.add_done_callback(partial(self._on_append, size, done))
+        shared = self._shared_limit
+        ends = [] if shared is None else [one.sequence for one in records if one.kind in MODEL_END_KINDS]
+        appended.add_done_callback(partial(self._on_append, size, done, ends))
 
-    def _on_append(self, size: int, done: "asyncio.Future[None]", appended: "asyncio.Future[None]") -> None:
+    def _on_append(
+        self, size: int, done: "asyncio.Future[None]", ends: Sequence[int], appended: "asyncio.Future[None]"
+    ) -> None:
+        """`ends` are the sequences of ends of model calls' attempts, for the limit that the run shares."""
         self._waiting_bytes -= size
         error = None if appended.cancelled() else appended.exception()
         if error is None:
+            for sequence in ends:
+                assert self._shared_limit is not None
+                self._shared_limit.on_commit(sequence)
             done.set_result(None)
             return
         done.set_exception(error)

@@ -9,6 +9,7 @@ from bough.v1 import error_pb2, event_pb2, execution_pb2
 from bough_server.engine.journal import Journal
 from bough_server.engine.open_invocations import Invocations, OpenInvocation
 from bough_server.log import events
+from bough_server.log.charges import MODEL_END_KINDS, charge_of, reserve_of
 from bough_server.observability.metrics import Metrics, ModelCallEnd
 
 _KINDS: Final[Mapping[int, str]] = {
@@ -20,7 +21,6 @@ _END_REASONS: Final[Mapping[int, str]] = {
 _REASONS: Final[Mapping[int, str]] = {
     number: name.removeprefix("ERROR_REASON_") for name, number in error_pb2.ErrorReason.items()
 }
-_MODEL_ENDS: Final = frozenset({events.LLM_COMPLETED, events.LLM_RETRYING, events.LLM_FAILED})
 
 
 class RunMetrics:
@@ -34,12 +34,12 @@ class RunMetrics:
         kind = events.kind_of(event)
         if kind in events.AGENT_END_KINDS:
             self._report_agent_end(event)
-        elif kind in _MODEL_ENDS or kind in events.TOOL_END_KINDS:
+        elif kind in MODEL_END_KINDS or kind in events.TOOL_END_KINDS:
             opened = self._invocations.get(event.invocation_id)
             begun = opened.effects.get(event.effect_key) if opened is not None else None
             if opened is None or begun is None:
                 return  # refused before it started
-            if kind in _MODEL_ENDS:
+            if kind in MODEL_END_KINDS:
                 self._report_model_attempt(event, begun, kind)
             else:
                 self._report_tool_end(event, begun, opened)
@@ -72,6 +72,8 @@ class RunMetrics:
             used = failed.lost_usage
             if not failed.not_sent:
                 error, seconds = _REASONS.get(failed.error.reason, ""), self._measure_seconds(begun, event)
+        if (charge := charge_of(event, kind, reserve_of(begun.llm_started))).nanos:
+            self._metrics.on_charge(charge.nanos, charge.currency_code)
         is_reported = used.HasField("input_tokens") or used.HasField("output_tokens")
         reported = used if is_reported else None
         if seconds is not None or reported is not None:

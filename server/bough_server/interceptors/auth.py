@@ -18,7 +18,7 @@ from bough_server.auth.proof import Proof, build_expired_error
 from bough_server.clock import Clock, loop_time
 from bough_server.errors import CallError, Unauthenticated
 from bough_server.identity import LOCAL, Caller
-from bough_server.interceptors.errors import abort
+from bough_server.interceptors.errors import RefusalLog, abort
 from bough_server.interceptors.handlers import (
     Context,
     Continuation,
@@ -28,6 +28,9 @@ from bough_server.interceptors.handlers import (
     streaming_behavior,
     unary_behavior,
 )
+
+MAX_WATCHES: Final = 1_000
+"""The most streams of health on a port whose other services need a caller."""
 
 _HEALTH: Final = f"/{health.SERVICE_NAME}/"
 
@@ -63,8 +66,10 @@ class LocalCaller(aio.ServerInterceptor):
 class Authentication(aio.ServerInterceptor):
     """Ends calls that nothing proves, or whose caller lacks a role. Health answers anyone."""
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, clock: Clock) -> None:
         self._authenticator = authenticator
+        self._refusals = RefusalLog(clock)
+        self._watches = 0
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -73,14 +78,31 @@ class Authentication(aio.ServerInterceptor):
             return None
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(_HEALTH):
-            return handler
+        if handler is None:
+            return None
+        if method.startswith(_HEALTH):
+            return self._bound_watches(handler) if handler.response_streaming else handler
         if not is_ours(handler_call_details):
-            return self._guard_foreign(handler)
+            return self._guard_foreign(handler, method)
         # The behavior of a method of the schema reads its request itself, so nothing has been parsed before.
         if handler.response_streaming:
             return rebuild_handler(handler, self._guard_stream(handler, method))
         return rebuild_handler(handler, self._guard_unary(handler, method))
+
+    def _bound_watches(self, handler: Handler) -> Handler:
+        """Bound the streams of health, which no limit of a caller counts."""
+        inner: Any = streaming_behavior(handler)  # a coroutine function, which writes its responses itself
+
+        async def watch(request: Any, context: Context) -> None:
+            if self._watches >= MAX_WATCHES:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many streams of health: use Check.")
+            self._watches += 1
+            try:
+                await inner(request, context)
+            finally:
+                self._watches -= 1
+
+        return rebuild_handler(handler, watch)
 
     def _guard_unary(self, handler: Handler, method: str) -> Any:
         inner = unary_behavior(handler)
@@ -103,14 +125,15 @@ class Authentication(aio.ServerInterceptor):
 
         return stream
 
-    def _guard_foreign(self, handler: Handler) -> Handler:
-        """Guard reflection, whose errors no other interceptor translates; any caller may read the schema."""
+    def _guard_foreign(self, handler: Handler, method: str) -> Handler:
+        """Guard reflection, whose errors no other interceptor translates or logs; any caller may read the schema."""
         inner = streaming_behavior(handler)
 
         async def stream(request: Any, context: Context) -> AsyncGenerator[Any, None]:
             try:
                 await self._authenticator.prove(*_read_call(context))
             except CallError as error:
+                self._refusals.log(error, method)
                 await abort(error, context)
             async for message in inner(request, context):
                 yield message
@@ -192,7 +215,11 @@ class StreamExpiry(aio.ServerInterceptor):
             except TimeoutError:
                 if not timeout.expired():
                     raise
-                await abort(stream.error, context)
+                try:
+                    await abort(stream.error, context)
+                except aio.InternalError as error:
+                    # The status waited behind a message that its client has not read before it disconnected.
+                    raise asyncio.CancelledError from error
             finally:
                 self._open.discard(stream)
 

@@ -10,6 +10,7 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from structlog import contextvars
 
+from bough_server.auth.api_keys import is_key
 from bough_server.auth.authentication import Authenticator
 from bough_server.clock import Clock, SystemClock
 from bough_server.identity import LOCAL, Caller
@@ -70,7 +71,7 @@ def interceptors(
         StreamOwner(),
         LogContext(),
         Errors(clock),
-        LocalCaller(local) if authenticator is None else Authentication(authenticator),
+        LocalCaller(local) if authenticator is None else Authentication(authenticator, clock),
         StreamLimit(max_streams=max_streams, max_streams_of_caller=max_streams_of_caller),
         Validation(RequestBudget(max_request_bytes), max_files_bytes),
         Parsing(),
@@ -111,7 +112,7 @@ class LogContext(aio.ServerInterceptor):
         named = {
             key.replace("-", "_"): value
             for key, value in handler_call_details.invocation_metadata
-            if key in _LOGGED and isinstance(value, str) and _LOGGED_VALUE.fullmatch(value)
+            if key in _LOGGED and isinstance(value, str) and _LOGGED_VALUE.fullmatch(value) and not is_key(value)
         }
         # Without this a call would log the values that an earlier call on the same task left behind.
         contextvars.clear_contextvars()

@@ -29,6 +29,7 @@ from bough_server.interceptors.handlers import (
     streaming_behavior,
     unary_behavior,
 )
+from bough_server.quotas import QuotaExceeded
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _EARLY: Final = 0.1
@@ -125,7 +126,8 @@ def _unary(handler: Handler, end: End) -> Handler:
             _set_cancel_status(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
-            await end(error, context)
+            failed = error
+        return await end(failed, context)  # outside of the handling, see _streaming
 
     return rebuild_handler(handler, answer)
 
@@ -146,7 +148,12 @@ def _streaming(handler: Handler, end: End) -> Handler:
             _set_cancel_status(context)
             raise asyncio.CancelledError from gone
         except Exception as error:
-            await end(error, context)
+            failed = error
+        else:
+            return
+        # Outside of the handling: OpenTelemetry exports the exception that ends a call, together with the one that it
+        # was raised for, and whose message may have content.
+        await end(failed, context)
 
     return rebuild_handler(handler, stream)
 
@@ -198,7 +205,8 @@ _PLAIN: Final = bytes(code for code in range(0x20, 0x7F) if code != ord("%"))
 def status_of(error: CallError) -> status_pb2.Status:
     """Return the status of an error.
 
-    It always has ErrorInfo, and BadRequest, PreconditionFailure, ResourceInfo and RetryInfo if they apply.
+    It always has ErrorInfo. It has BadRequest, PreconditionFailure, QuotaFailure, ResourceInfo and RetryInfo if they
+    apply.
     """
     info = error_details_pb2.ErrorInfo(reason=_name(error.reason), domain=DOMAIN, metadata=_fit_details(error.details))
     details: list[Message] = [info]
@@ -206,6 +214,14 @@ def status_of(error: CallError) -> status_pb2.Status:
         details.append(_bad_request(error, info))
     if isinstance(error, AgentLinked):
         details.append(_precondition_failure(error, info))
+    if isinstance(error, QuotaExceeded):
+        violation = error_details_pb2.QuotaFailure.Violation(
+            subject=_truncate(error.subject, _FIELD_BYTES),
+            quota_id=error.name,
+            quota_value=error.limit,
+            description=_truncate(error.message, _DESCRIPTION_BYTES),
+        )
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
     if isinstance(error, NotFound):
         details.append(
             error_details_pb2.ResourceInfo(resource_type=_truncate(error.kind), resource_name=_truncate(error.name))

@@ -42,17 +42,20 @@ class StreamLimit(aio.ServerInterceptor):
             self._check(caller)
             self._open[caller] += 1
             self._total += 1
-            try:
-                async with aclosing(inner(request, context)) as messages:
-                    async for message in messages:
-                        yield message
-            finally:
-                self._total -= 1
-                self._open[caller] -= 1
-                if not self._open[caller]:
-                    del self._open[caller]
+            # Not at the end of the generator: the status waits behind a message that its client does not read, and
+            # gRPC keeps both until then.
+            context.add_done_callback(lambda _: self._release(caller))  # type: ignore[arg-type] # stubs name a class that is not there
+            async with aclosing(inner(request, context)) as messages:
+                async for message in messages:
+                    yield message
 
         return rebuild_handler(handler, stream)
+
+    def _release(self, caller: Principal) -> None:
+        self._total -= 1
+        self._open[caller] -= 1
+        if not self._open[caller]:
+            del self._open[caller]
 
     def _check(self, caller: Principal) -> None:
         if self._open[caller] >= self._max_of_caller:

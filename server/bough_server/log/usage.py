@@ -1,6 +1,7 @@
 """Sums of Usage: tokens, calls, and cost in one currency. Absent is unknown and not zero; sums never overflow."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,6 +85,30 @@ class Sums:
         if not usage.HasField(_COST):
             usage.ClearField(_WITHOUT_COST)
         return usage
+
+
+def count_tokens(usage: usage_pb2.Usage) -> int:
+    """Return the input and output tokens of an attempt, as the ledger counts them: 0 if none were reported."""
+    if usage.HasField("input_tokens") and usage.HasField("output_tokens"):
+        return usage.input_tokens + usage.output_tokens
+    return usage.total_tokens if usage.HasField("total_tokens") else usage.input_tokens + usage.output_tokens
+
+
+MAX_TOKENS: Final = 10**9
+"""The most tokens of a kind that an attempt can have used: more is a mistake of its provider, and would be charged."""
+
+_TOKENS: Final = (
+    *("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens"),
+    "total_tokens",
+)
+
+
+def bound_tokens(usage: usage_pb2.Usage) -> Mapping[str, int]:
+    """Change numbers of tokens below 0 to 0 and above MAX_TOKENS to that; return what they were, by their fields."""
+    wrong = {name: number for name in _TOKENS if not 0 <= (number := getattr(usage, name)) <= MAX_TOKENS}
+    for name, number in wrong.items():
+        setattr(usage, name, max(0, min(MAX_TOKENS, number)))
+    return wrong
 
 
 ONE_TOOL_CALL: Final = Sums({"tool_calls": 1})

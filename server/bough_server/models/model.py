@@ -3,6 +3,9 @@
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
+from math import lcm
+from operator import mul
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
@@ -267,18 +270,22 @@ def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
     cached = min(usage.cached_input_tokens, usage.input_tokens) if price.cached_input_per_million is not None else 0
     fresh = usage.input_tokens - cached
     written = min(usage.cache_write_tokens, fresh) if price.cache_write_per_million is not None else 0
-    exact = _NANOS * (
-        (fresh - written) * _to_fraction(price.input_per_million)
-        + cached * _to_fraction(price.cached_input_per_million or 0.0)
-        + written * _to_fraction(price.cache_write_per_million or 0.0)
-        + usage.output_tokens * _to_fraction(price.output_per_million)
-    )
-    return min(int(exact + Fraction(1, 2)), _LARGEST_COST)
+    numerators, denominator = _scale_rates(price)
+    tokens = fresh - written, cached, written, usage.output_tokens
+    exact = _NANOS * sum(map(mul, tokens, numerators))
+    return min((2 * exact + denominator) // (2 * denominator), _LARGEST_COST)
 
 
-def _to_fraction(price: float) -> Fraction:
-    """Return the price exactly as it was written: 0.1 is a tenth, not the nearest binary fraction."""
-    return Fraction(repr(price))
+@cache
+def _scale_rates(price: Price) -> tuple[Sequence[int], int]:
+    """Return the rates of fresh input, cached input, written input and output as numerators of one denominator.
+
+    They are exactly as they were written: 0.1 is a tenth, not the nearest binary fraction.
+    """
+    rates = price.input_per_million, price.cached_input_per_million, price.cache_write_per_million
+    fractions = [Fraction(repr(rate or 0.0)) for rate in (*rates, price.output_per_million)]
+    denominator = lcm(*(fraction.denominator for fraction in fractions))
+    return [int(fraction * denominator) for fraction in fractions], denominator
 
 
 def finish_reason_of(word: str, *, has_calls: bool, is_refused: bool = False) -> step_pb2.FinishReason.ValueType:

@@ -4,7 +4,8 @@ import logging
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -30,6 +31,18 @@ class _Lines(structlog.dev.ConsoleRenderer):
     def __call__(self, logger: WrappedLogger, name: str, event_dict: EventDict) -> str:
         line = super().__call__(logger, name, event_dict)
         return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+
+
+_OF_HEADERS: Final[Mapping[str, str]] = {
+    "grpc._cython.cygrpc": "Invalid encoding on",
+    "opentelemetry.baggage.propagation": "",
+    "opentelemetry.trace.propagation.tracecontext": "",
+    "opentelemetry.trace.span": "Invalid key/value pair",
+}
+"""Loggers of packages, and how their lines begin that have the values of headers of calls.
+
+Such a value may be a token, and callers that nothing has proved send as many as they like.
+"""
 
 
 _SERVER: Final = str(Path(__file__).parents[1])
@@ -70,6 +83,12 @@ def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:
     )
     least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
     logging.basicConfig(handlers=[handler], level=least)
+    for name, begin in _OF_HEADERS.items():
+        logging.getLogger(name).addFilter(partial(_begins_otherwise, begin))
+
+
+def _begins_otherwise(begin: str, record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(begin)
 
 
 def _text() -> list[Processor]:

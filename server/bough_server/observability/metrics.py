@@ -124,6 +124,22 @@ class Metrics:
             description="Times that a new file of API keys was not used, or an issuer's keys could not be fetched.",
         )
 
+        self._charges = meter.create_counter(
+            "bough.charges",
+            unit="{billionth}",
+            description="Charges of the ledger for attempts of model calls, in billionths of their currency.",
+        )
+        self._quota_refusals = meter.create_counter(
+            "bough.quota.refusals",
+            unit="{refusal}",
+            description="Runs and model calls that a quota of a tenant or a user did not allow.",
+        )
+        self._balance_refusals = meter.create_counter(
+            "bough.balance.refusals",
+            unit="{refusal}",
+            description="Runs and model calls that were refused because too little was left of an account.",
+        )
+
         def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Histogram:
             return meter.create_histogram(
                 name, unit=unit, description=description, explicit_bucket_boundaries_advisory=bounds
@@ -220,6 +236,18 @@ class Metrics:
     def on_takeover(self, cause: str) -> None:
         """Count that this server continues a run of another, or of itself before: `lost`, or `released` in order."""
         self._enqueue(self._takeovers.add, 1, {"cause": cause})
+
+    def on_charge(self, nanos: int, currency_code: str) -> None:
+        """Count a charge of an attempt of a model call."""
+        self._enqueue(self._charges.add, nanos, {"currency": currency_code})
+
+    def on_quota_refusal(self, quota: str) -> None:
+        """Count a run or a model call that a quota does not allow, by the name of its setting."""
+        self._enqueue(self._quota_refusals.add, 1, {"quota": quota})
+
+    def on_balance_refusal(self) -> None:
+        """Count a run or a model call for which too little is left of an account."""
+        self._enqueue(self._balance_refusals.add, 1)
 
     def on_lease_loss(self) -> None:
         """Count that other servers declared this one dead, and may have its runs."""

@@ -204,7 +204,7 @@ class Admission:
     request: agent_service_pb2.RunRequest
     digest: str
     run_id: str
-    user_id: str
+    principal: Principal
     agent: Agent
     resolver: Resolver
     """The catalog that the run uses from start to end."""
@@ -281,7 +281,7 @@ def build_start_event(
     begun.versions.agents.update(versions.agents)
     begun.request_id = request.request_id
     begun.request_digest = admission.digest if request.request_id else ""
-    begun.user_id = admission.user_id
+    begun.tenant_id, begun.user_id = admission.principal.tenant_id, admission.principal.user_id
     if admission.evaluation is not None:
         set_evaluation(begun, admission.evaluation)
     return event

@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from bough.v1 import agent_service_pb2, execution_pb2, input_pb2
 from bough_server.errors import NotFound, PermissionDenied
 from bough_server.identity import ADMIN, Caller, Principal, Scope, WholeTenant, includes, may_answer
-from bough_server.runs.close import read_log
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.resume import Check, RunResumer
 from bough_server.store.ports.runs import Page, RunRow
@@ -58,9 +57,13 @@ class Approvals:
 
         Raises NotFound too for a run that the caller neither sees nor may answer.
         """
-        whole = WholeTenant(tenant_id=caller.principal.tenant_id)
-        run_row = await self._dependencies.store.runs.get(_scope_to_search(caller), request.run_id)
-        if not includes(caller.visible, run_row.principal) and not await self._may_answer_one(caller, run_row):
+        whole, runs = WholeTenant(tenant_id=caller.principal.tenant_id), self._dependencies.store.runs
+        scope = _scope_to_search(caller)
+        # Read before the run is looked for, and also for a run that does not exist: that must cost the same.
+        asked = () if scope == caller.visible else await runs.list_input_requests(request.run_id)
+        owner = (await runs.get(scope, request.run_id)).principal
+        # Also by requests that are answered: who comes too late is told so.
+        if not includes(caller.visible, owner) and not any(may_answer(caller, owner, each) for each in asked):
             raise NotFound("run", request.run_id)
         resumed = agent_service_pb2.ResumeRunRequest(
             run_id=request.run_id, answers=request.answers, request_id=request.request_id
@@ -68,13 +71,7 @@ class Approvals:
         await self._resumer.resume(
             whole, resumed, user_id=caller.principal.user_id, deadline_time_ns=None, check=check_of(caller)
         )
-        return (await self._dependencies.store.runs.get(whole, request.run_id)).run.state
-
-    async def _may_answer_one(self, caller: Caller, run_row: RunRow) -> bool:
-        """Return whether a caller may answer a request of a run, or might have before it was answered."""
-        log = await read_log(self._dependencies.store.log, run_row.run.run_id)
-        asked = (event.input_requested.request for event in log if event.HasField("input_requested"))
-        return any(may_answer(caller, run_row.principal, each) for each in asked)
+        return (await runs.get(whole, request.run_id)).run.state
 
 
 def _scope_to_search(caller: Caller) -> Scope:

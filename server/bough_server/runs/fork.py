@@ -116,9 +116,12 @@ def build_fork(
 
     Raises ForkRefused and InvalidRequest.
     """
+    journal, edited = Journal(point.shared), {end.effect_key for end in point.edited}
+    mocks = address.evaluation.mocks if address.evaluation is not None else None
+    mocks = journal.forks.mocks(point.shared[0].run_started) if mocks is None else mocks
+    _check_approvals(journal, edited, mocks)
     if not request.allow_open_effects:
-        mocks = address.evaluation.mocks if address.evaluation is not None else None
-        _check_open_tools(point.shared, {end.effect_key for end in point.edited}, resolver, mocks)
+        _check_open_tools(journal, edited, resolver, mocks)
     definitions = override_definitions(request.changes, resolver)
     forked = _build_fork_event(request, point, address)
     forked.run_forked.labels.update(request.labels or origin.run.labels)
@@ -199,15 +202,26 @@ def _check_input_change(changes: fork_pb2.ForkChanges, sequence: int) -> None:
     check_input(changes.input, field="changes.input")
 
 
+def _check_approvals(journal: Journal, edited: set[str], mocks: eval_set_pb2.ToolMocks | None) -> None:
+    """Raise ForkRefused for a call that others have approved, and that would run again in the fork."""
+    for effect, request in journal.requested.items():
+        key, answer = keys.owner(effect), journal.answered.get(effect)
+        is_by_others = bool(request.approver_group) or request.four_eyes
+        if not is_by_others or answer is None or not answer.approval.approved:
+            continue
+        is_over = key in journal.results or key in edited or journal.is_in_cancelled(key)
+        if is_over or is_replaced(mocks, request.call, agent=request.agent_path[-1]):
+            continue
+        received = journal.recorded[effect, events.INPUT_RECEIVED, 0]
+        raise ForkRefused(
+            f"The call of {request.call.name!r} had been approved by others at this point, for the run alone. "
+            f"Fork before sequence {received.sequence}, where the fork asks for itself, or edit the call's result."
+        )
+
+
 def _check_open_tools(
-    shared: Sequence[event_pb2.AgentEvent],
-    edited: set[str],
-    resolver: Resolver,
-    mocks: eval_set_pb2.ToolMocks | None,
+    journal: Journal, edited: set[str], resolver: Resolver, mocks: eval_set_pb2.ToolMocks | None
 ) -> None:
-    journal = Journal(shared)
-    if mocks is None:
-        mocks = journal.forks.mocks(shared[0].run_started)
     for key, event in journal.started.items():
         is_open = event.HasField("tool_started") and key not in {*journal.results, *journal.dispatched, *edited}
         if is_open and not any(keys.covers(scope, key) for scope in journal.cancelled):
@@ -282,7 +296,7 @@ class RunForker:
         policy = effective_policy(request.policy, dependencies.defaults) if has_policy else None
         point = find_fork_point(request, log, last_sequence=last_sequence, policy=policy)
         try:
-            resolver = await self._takeover.restore_resolver(point.shared)
+            resolver = await self._takeover.restore_resolver(address.principal, point.shared)
             fork = build_fork(request, point, origin=origin, resolver=resolver, address=address)
             _set_policy(fork.events[0].run_forked, point, policy=policy, deadline_time_ns=deadline_time_ns)
             record = self._build_row(address, point, fork)
@@ -306,6 +320,7 @@ class RunForker:
                 log_events=to_log_events(fork.events, after=forked.origin.sequence, now_ns=created, files=files),
                 definitions={revision(each): each for each in fork.definitions},
                 owner=run_row.owner,
+                quotas=self._dependencies.quotas.find_on_starts(run_row.principal),
             )
         )
 

@@ -87,6 +87,7 @@ def _build_run_info(log: Sequence[event_pb2.AgentEvent], session: Sequence[Store
     return RunInfo(
         run_id=started.run_id or started.invocation_id,
         session_id=started.session_id,
+        tenant_id=started.run_started.tenant_id,
         user_id=users[-1] if users else started.run_started.user_id,
         started=started,
         session=SessionHistory(session),

@@ -56,7 +56,7 @@ def check_answers(
     _check_unique(request.answers)
     asked = {event.input_requested.request.input_id: event for event in log if event.HasField("input_requested")}
     answered = {event.input_received.answer.input_id: event for event in log if event.HasField("input_received")}
-    _check_request_id(request, answered.values(), digest)
+    _check_request_id(request, answered.values(), digest, user_id)
     known = [answer for answer in request.answers if answer.input_id in answered]
     for answer in known:
         if not is_same_answer(answer, answered[answer.input_id].input_received.answer):
@@ -96,13 +96,14 @@ def _check_unique(answers: Iterable[input_pb2.InputAnswer]) -> None:
 
 
 def _check_request_id(
-    request: agent_service_pb2.ResumeRunRequest, answered: Iterable[event_pb2.AgentEvent], digest: str
+    request: agent_service_pb2.ResumeRunRequest, answered: Iterable[event_pb2.AgentEvent], digest: str, user_id: str
 ) -> None:
     if not request.request_id:
         return
     for event in answered:
         known = event.input_received
-        if known.request_id == request.request_id and known.request_digest != digest:
+        is_same = (known.request_id, known.answer.answered_by) == (request.request_id, user_id)
+        if is_same and known.request_digest != digest:
             raise RequestIdReused(
                 f"The request id {request.request_id!r} was used for other answers. Use a new one.",
                 details={"run_id": request.run_id},
@@ -223,7 +224,7 @@ class RunResumer:
 
         `check` raises the error of a user who may not answer; None if another server has judged that.
         Raises NotFound, InvalidRequest, SequenceOutOfRange, AlreadyAnswered, RunEnded, AgentUnusable (the run is
-        parked), RequestIdReused, SessionBusy, ServerStopping and StorageFailed.
+        parked), RequestIdReused, SessionBusy, InsufficientBalance, ServerStopping and StorageFailed.
         """
         given = copy_of(request)  # sent to another worker as it is
         request, files = await extract_files_within(request, most=self._dependencies.max_files_bytes, field="answers")
@@ -242,6 +243,7 @@ class RunResumer:
             checked = check_answers(request, log, digest=digest, user_id=user_id)
             if not checked.fresh:
                 return ResumeOutcome(run_row=record, since=checked.since)
+            await self._dependencies.check_spending(record.principal)
             await self._check_files(record, files)
             if live is not None:
                 since = await self._answer(live, checked, files)

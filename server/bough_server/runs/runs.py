@@ -1,7 +1,7 @@
 """Facade of this package: start, follow, resume, fork, find, cancel, recover and drain runs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 
 import structlog
@@ -15,6 +15,7 @@ from bough_server.log.blobs import StoredBlob, extract_files_within
 from bough_server.observability.tracing import Parent
 from bough_server.ownership.background import Background
 from bough_server.ownership.worker import Worker
+from bough_server.quotas import QuotaExceeded
 from bough_server.runs.admission import (
     Admission,
     EvaluationRun,
@@ -82,8 +83,8 @@ class Runs:
         """Create a run and start it, or return the one that the same request started before.
 
         `evaluation` is set by evaluations only. The request's digest does not cover it.
-        Raises InvalidRequest, NotFound (agent, session), AgentUnusable, RequestIdReused, SessionBusy, ServerStopping,
-        StorageFailed.
+        Raises InvalidRequest, NotFound (agent, session), AgentUnusable, RequestIdReused, SessionBusy,
+        InsufficientBalance, QuotaExceeded, ServerStopping, StorageFailed.
         """
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
@@ -95,6 +96,7 @@ class Runs:
         digest = digest_request(request)
         if (earlier := await self._find_earlier(principal, request.request_id, digest)) is not None:
             return earlier
+        await self._dependencies.check_spending(principal)
         evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
         admission = await self._admit(
             principal,
@@ -109,6 +111,9 @@ class Runs:
         starting = self._supervisor.live_runs.arrive(admission.run_id, self._starter.start(principal, admission, trace))
         try:
             record = await starting
+        except QuotaExceeded as error:
+            self._dependencies.quotas.count_refusal(error.name)
+            raise
         except RequestIdTaken as taken:
             return check_same_request(
                 await self._dependencies.store.runs.get(principal, taken.run_id), digest, request.request_id
@@ -136,7 +141,7 @@ class Runs:
             request=request,
             digest=digest,
             run_id=ids.new_uuid7(now),
-            user_id=principal.user_id,
+            principal=principal,
             agent=resolver.agents[request.agent],
             resolver=resolver,
             versions=versions,
@@ -160,8 +165,8 @@ class Runs:
 
         `scope`: whose runs the principal may fork; default: its own. The fork is the principal's.
         `evaluation` is set by evaluations only. The request's digest does not cover it.
-        Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdReused, ServerStopping and
-        StorageFailed.
+        Raises NotFound, SequenceOutOfRange, ForkRefused, InvalidRequest, RequestIdReused, InsufficientBalance,
+        ServerStopping and StorageFailed.
         """
         self._refuse_while_draining()
         self._dependencies.store.check_writes()  # before reads, which may wait for the same database
@@ -170,6 +175,7 @@ class Runs:
         digest = digest_request(request)
         record = await self._find_earlier(principal, request.request_id, digest)
         if record is None:
+            await self._dependencies.check_spending(principal)
             evaluation, mocked = await admit_evaluation(evaluation, most=self._dependencies.max_files_bytes)
             address = ForkAddress(
                 run_id=ids.new_uuid7(self._dependencies.clock.now_ns()),
@@ -181,6 +187,9 @@ class Runs:
             forking = self._forker.fork(request, address, files=[*files, *mocked], deadline_time_ns=deadline_time_ns)
             try:
                 record = (await self._supervisor.live_runs.arrive(address.run_id, forking)).run_row
+            except QuotaExceeded as error:
+                self._dependencies.quotas.count_refusal(error.name)
+                raise
             except RequestIdTaken as taken:
                 record = await self._dependencies.store.runs.get(principal, taken.run_id)
                 check_same_request(record, digest, request.request_id)
@@ -235,6 +244,10 @@ class Runs:
     def _refuse_while_draining(self) -> None:
         if self._supervisor.is_draining:
             raise ServerStopping("The server is stopping and accepts no new runs. Try again at another server.")
+
+    async def check_spending(self, principal: Principal) -> None:
+        """Raise InsufficientBalance or QuotaExceeded if nothing is left for what a principal's runs use."""
+        await self._dependencies.check_spending(principal)
 
     # Reading
 
@@ -372,8 +385,14 @@ class Runs:
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
+    def watch_limits(self) -> Sequence[Coroutine[None, None, None]]:
+        """Return what keeps what is left of accounts and quotas up to date, until it is cancelled."""
+        accounts, quotas = self._dependencies.accounts, self._dependencies.quotas
+        return [quotas.amounts.watch(), *([] if accounts is None else [accounts.watch()])]
+
     async def close(self) -> None:
         """Stop everything at once."""
         await self.drain(0)
         await self._background.close()
+        await self._dependencies.close_limits()
         await self.worker.release()

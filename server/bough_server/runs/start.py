@@ -12,6 +12,7 @@ from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.observability.tracing import Parent, Traced
+from bough_server.quotas import Quota
 from bough_server.runs.admission import Admission, build_queue_event, build_row, build_start_event, collect_definitions
 from bough_server.runs.close import close_reason, close_run
 from bough_server.runs.dependencies import RunDependencies
@@ -35,6 +36,7 @@ class NewRunDraft:
     owner: str
     """This worker, or empty if it has no room for the run."""
     traced: Traced
+    quotas: Sequence[Quota]
 
     @property
     def creates_session(self) -> bool:
@@ -73,6 +75,7 @@ class NewRunDraft:
             definitions=collect_definitions(admission.resolver, admission.agent.definition.name),
             owner=self.owner,
             queued=_to_log_event(queued) if queued is not None else None,
+            quotas=self.quotas,
         )
 
 
@@ -102,14 +105,21 @@ class RunStarter:
     async def start(self, principal: Principal, admission: Admission, trace: Parent) -> RunRow:
         """Create a run and launch it, or leave it to any server if this one has no room for it.
 
-        Raises SessionBusy, RequestIdTaken, NotFound and StorageFailed.
+        Raises SessionBusy, RequestIdTaken, QuotaExceeded, NotFound and StorageFailed.
         """
         session_id = admission.request.session_id or ids.new_uuid7(admission.now_ns)
         owner = self._dependencies.worker if self._has_room() else ""
         # Only for the span: whether the run is queued is not known before it is created.
         record = build_row(admission, principal, session_id, owner=owner, is_queued=False)
         traced = self._launcher.start_span(record, admission.agent.definition, admission.run_id, trace)
-        draft = NewRunDraft(principal=principal, admission=admission, session_id=session_id, owner=owner, traced=traced)
+        draft = NewRunDraft(
+            principal=principal,
+            admission=admission,
+            session_id=session_id,
+            owner=owner,
+            traced=traced,
+            quotas=self._dependencies.quotas.find_on_starts(principal),
+        )
         try:
             accepted = await self._accept(draft)
         except BaseException:

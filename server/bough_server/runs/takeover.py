@@ -9,10 +9,12 @@ from bough_server.engine.execution import Execution
 from bough_server.engine.files import SessionFiles
 from bough_server.engine.journal import Journal
 from bough_server.engine.keys import RunInfo
+from bough_server.engine.limits import SharedLimit
 from bough_server.engine.recorder import Recorder
 from bough_server.engine.run_log import log_start
 from bough_server.errors import RunError
 from bough_server.history.session import SessionHistory
+from bough_server.identity import Principal
 from bough_server.log import events
 from bough_server.log.blobs import StoredBlob
 from bough_server.log.run_state import fold_run_state
@@ -65,11 +67,13 @@ class Launcher:
         facts = RunInfo(
             run_id=run_row.run.run_id,
             session_id=run_row.run.session_id,
+            tenant_id=run_row.principal.tenant_id,
             user_id=run_row.principal.user_id,
             started=log[0],
             session=session,
         )
-        execution = self._build_execution(run_row, facts, Journal(log))
+        limits = self._dependencies.open_limits(run_row.principal, log)
+        execution = self._build_execution(run_row, facts, Journal(log), limits)
         execution.spans[""] = traced
         live = LiveRun(
             run_row,
@@ -84,9 +88,14 @@ class Launcher:
         deadline = fold_run_state(execution.journal.of_the_run).deadline_ns
         bounds = [deadline_bound(deadline, self._dependencies.clock.now_ns())] if deadline is not None else []
         live.launch(bounds, self._wall_bounds(execution, resolver, is_queued=is_queued))
+        if limits is not None:
+            assert live.task is not None, "it has been launched"
+            live.task.add_done_callback(lambda _: limits.close())
         return live
 
-    def _build_execution(self, run_row: RunRow, facts: RunInfo, journal: Journal) -> Execution:
+    def _build_execution(
+        self, run_row: RunRow, facts: RunInfo, journal: Journal, shared_limit: SharedLimit | None
+    ) -> Execution:
         dependencies = self._dependencies
         recorder = Recorder(
             dependencies.store.log,
@@ -94,6 +103,7 @@ class Launcher:
             epoch=run_row.epoch,
             last_sequence=run_row.run.last_sequence,
             clock=dependencies.clock,
+            shared_limit=shared_limit,
         )
         return Execution(
             facts,
@@ -111,6 +121,7 @@ class Launcher:
                 run_row.run.session_id,
                 most=dependencies.max_files_bytes,
             ),
+            shared_limit=shared_limit,
         )
 
     def _wall_bounds(self, execution: Execution, resolver: Resolver, *, is_queued: bool) -> list[Bound]:
@@ -181,7 +192,7 @@ class Takeover:
         if reason is not None:
             await close_run(self._dependencies, run_row, reason)
             return None
-        resolver = await self.restore_resolver(of_the_run)
+        resolver = await self.restore_resolver(run_row.principal, of_the_run)
         if cause == event_pb2.RESUME_CAUSE_RECOVERY and not self._dependencies.store.leases.has_crashed(former_owner):
             cause = event_pb2.RESUME_CAUSE_TAKEOVER  # the former owner released its lease in order
         resumed = self._build_resume(run_row, log[0], cause, deadline_time_ns)
@@ -203,7 +214,7 @@ class Takeover:
         elif cause == event_pb2.RESUME_CAUSE_TAKEOVER:
             self._dependencies.metrics.on_takeover("released")
 
-    async def restore_resolver(self, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
+    async def restore_resolver(self, principal: Principal, log: Sequence[event_pb2.AgentEvent]) -> Resolver:
         """Return the catalog that a run started with, with the changes of its forks. Raises MissingVersion."""
         definitions: dict[str, agent_pb2.AgentDefinition] = {}
         named = [*log[0].run_started.definition_refs]
@@ -217,7 +228,8 @@ class Takeover:
                     f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
                 )
             definitions[ref.name] = definition  # a later fork's definition replaces an earlier one
-        return restore_catalog(log[0].run_started, definitions, self._dependencies.resolver)
+        below = self._dependencies.agents.for_tenant(principal.tenant_id).resolver
+        return restore_catalog(log[0].run_started, definitions, below)
 
     def _find_close_reason(
         self, log: Sequence[event_pb2.AgentEvent], of_the_run: Sequence[event_pb2.AgentEvent]
@@ -255,7 +267,7 @@ class Takeover:
         is_queued: bool = False,
     ) -> LiveRun:
         """Launch a run that this worker already owns, from its log without deltas. Raises MissingVersion."""
-        started, resolver = log[0], resolver or await self.restore_resolver(log)
+        started, resolver = log[0], resolver or await self.restore_resolver(run_row.principal, log)
         # A queued run reads its session when it leaves the queue: those before it still add messages.
         session = SessionHistory() if is_queued else await self._read_session(run_row, log)
         definition = resolver.agents[started.run_started.agent].definition

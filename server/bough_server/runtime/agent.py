@@ -135,8 +135,13 @@ class Context(Protocol):
         ...
 
     @property
+    def tenant_id(self) -> str:
+        """The id of the tenant that the run's user is of."""
+        ...
+
+    @property
     def user_id(self) -> str:
-        """The id of the session's user."""
+        """The id of the user who started the run, or forked it; not of one who answers or cancels it."""
         ...
 
     @property

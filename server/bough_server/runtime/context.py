@@ -51,8 +51,13 @@ class LaneContext:
         return self._lane.execution.facts.session_id
 
     @property
+    def tenant_id(self) -> str:
+        """The tenant of the run's user."""
+        return self._lane.execution.facts.tenant_id
+
+    @property
     def user_id(self) -> str:
-        """The session's user."""
+        """The run's user."""
         return self._lane.execution.facts.user_id
 
     @property

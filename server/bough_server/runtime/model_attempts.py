@@ -7,6 +7,7 @@ from contextlib import aclosing
 from itertools import groupby, takewhile
 from typing import Final, cast
 
+import structlog
 from google.protobuf import duration_pb2
 
 from bough.v1 import error_pb2, eval_set_pb2, event_pb2, step_pb2, usage_pb2
@@ -97,6 +98,8 @@ def _list_remaining_fallbacks(resolver: Resolver, first: str, last: str) -> Sequ
     return order[order.index(last) + 1 :] if last in order else None
 
 
+_log = structlog.get_logger(__name__)
+
 _MAX_RAW_BYTES: Final = 512 * 1024
 
 _Stream = tuple[int, str, str]
@@ -147,7 +150,7 @@ class ModelAttempts:
                 except ModelError as error:
                     self._release_call_ids()
                     if error.lost_usage is not None:
-                        self._set_cost(error.lost_usage)
+                        self._complete_usage(error.lost_usage)
                     await self._retry(error)
         except asyncio.CancelledError:
             self._note_partial_usage()
@@ -167,6 +170,11 @@ class ModelAttempts:
     def is_sent(self) -> bool:
         """True if the current attempt was sent to its provider."""
         return self._meter.is_sent
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True if the current attempt was sent, and its provider sent nothing of an answer."""
+        return self._meter.is_sent and not self._size and self._meter.usage is None
 
     @property
     def fault(self) -> int | None:
@@ -199,6 +207,7 @@ class ModelAttempts:
         retrying.delay.CopyFrom(wait)
         retrying.next_model = self._chain.model.name
         retrying.not_sent = not self._meter.is_sent
+        retrying.unanswered = self.is_unanswered
         if self._fault is not None:
             retrying.fault_index = self._fault
         if error.lost_usage is not None:
@@ -216,7 +225,7 @@ class ModelAttempts:
         if not meter.is_sent:
             opened.unsent.add(self._key)
         if meter.usage is not None:
-            self._set_cost(meter.usage)
+            self._complete_usage(meter.usage)
             opened.partial_usage[self._key] = meter.usage
 
     async def _stream_attempt(self, request: ModelRequest) -> step_pb2.LlmResponse:
@@ -340,15 +349,18 @@ class ModelAttempts:
                 call.provider_call_id = "" if provider_id == call.call_id else provider_id
                 position += 1
         if response.HasField("usage"):
-            self._set_cost(response.usage)
+            self._complete_usage(response.usage)
         if size_of(response.raw_json) > _MAX_RAW_BYTES:
             response.ClearField("raw_json")
         if any(part.ByteSize() > MAX_TEXT_BYTES for part in response.message.parts):
             raise _too_large(response.usage)
         return response
 
-    def _set_cost(self, used: usage_pb2.Usage) -> None:
+    def _complete_usage(self, used: usage_pb2.Usage) -> None:
+        """Bound what the provider reported, and set its cost."""
         rates = self._chain.model.price
+        if wrong := usage.bound_tokens(used):
+            _log.warning("a provider reported an impossible number of tokens", model=self._chain.model.name, **wrong)
         if rates is not None and usage.is_reported(used):
             cost = cost_of(used, rates)
             if cost is not None:

@@ -54,7 +54,7 @@ async def call_model(lane: Lane, effect: ModelCallSpec, request: RequestSource, 
     async with execution.concurrency.hold_slot(key, running.budget):
         try:
             made = _build_request(running, effect, request)
-            models, amount = _admit(lane, key, name, made)
+            models, amount = await _admit(lane, key, name, made)
         except RunError as refusal:
             event = running.event(key, index)
             event.effect_digest = _DIGEST
@@ -76,10 +76,10 @@ def _build_request(running: RunningAgent, effect: ModelCallSpec, request: Reques
         raise to_run_error(error) from error
 
 
-def _admit(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[FallbackChain, Amount]:
+async def _admit(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[FallbackChain, Amount]:
     """Return the models to call and the amount to reserve, 0 for a call that the log shows as started.
 
-    Raises RunError LIMIT_EXCEEDED or MODEL_UNAVAILABLE.
+    Raises RunError LIMIT_EXCEEDED, INSUFFICIENT_BALANCE, QUOTA_EXCEEDED or MODEL_UNAVAILABLE.
     """
     journal, budget = lane.execution.journal, lane.running.budget
     is_new = key not in journal.started
@@ -87,10 +87,13 @@ def _admit(lane: Lane, key: str, name: str, request: ModelRequest) -> tuple[Fall
     models = build_fallback_chain(lane.running.resolver, name, () if is_new else journal.of_effect[key])
     amount = Amount()
     if is_new:
+        if budget.is_metered:
+            amount = estimate_amount(request, models.model)
+            await budget.prepare_spending(amount)
+        # No await from here to llm_started, which counts the call: another call must not take the same remainder.
         budget.check_concurrency()
         budget.check_model_call()
         if budget.is_metered:
-            amount = estimate_amount(request, models.model)
             budget.check_spending(amount)
     return models, amount
 
@@ -120,7 +123,12 @@ async def _send(
         ended.attempt = call.attempt
         lost_usage = getattr(raised, "lost_usage", None)
         ended.llm_failed.CopyFrom(
-            event_pb2.LlmFailed(error=running.error_of(error), not_sent=not call.is_sent, lost_usage=lost_usage)
+            event_pb2.LlmFailed(
+                error=running.error_of(error),
+                not_sent=not call.is_sent,
+                lost_usage=lost_usage,
+                unanswered=call.is_unanswered,
+            )
         )
         if call.fault is not None:
             ended.llm_failed.fault_index = call.fault
@@ -157,6 +165,7 @@ def _build_start(request: ModelRequest, model: Model, amount: Amount) -> event_p
         tool_names=[tool.name for tool in request.tools],
         reserved_tokens=amount.tokens,
         reserved_cost_nanos=amount.cost_nanos,
+        reserved_currency_code=amount.currency_code if amount.cost_nanos else "",
         settings=request.settings if request.settings.ListFields() else None,
     )
 

@@ -113,7 +113,7 @@ class RunningAgent:
         started, definition = execution.facts.started, agent.definition
         policy = execution.policy
         place = "`policy.limits` of the request, or else by `limits.default` of bough.yaml"
-        budget = Budget(policy.limits, owner="the run", place=place, depth=0)
+        budget = Budget(policy.limits, owner="the run", place=place, depth=0, shared=execution.shared_limit)
         budget = Budget.of_definition(definition, owner=f"the agent {definition.name!r}", depth=0, above=budget)
         opened = execution.invocations[started.invocation_id]
         opened.budget = budget

@@ -42,6 +42,8 @@ class ToolCallContext:
 
     run_id: str
     session_id: str
+    tenant_id: str
+    user_id: str
     invocation_id: str
     agent: str
     call_id: str
@@ -351,6 +353,8 @@ class ToolCallEffect:
         context = ToolCallContext(
             run_id=facts.run_id,
             session_id=facts.session_id,
+            tenant_id=facts.tenant_id,
+            user_id=facts.user_id,
             invocation_id=self._running.invocation_id,
             agent=self._running.name,
             call_id=call.call_id,

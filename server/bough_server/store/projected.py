@@ -6,8 +6,8 @@ from typing import Final
 
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.log.run_state import RunState
-from bough_server.store.ports.runs import UsageEntry
 from bough_server.store.ports.sessions import StoredCall, StoredMessage
+from bough_server.store.ports.usage import UsageLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +70,16 @@ class Projected:
 
     start: RunStart | None
     messages: Sequence[StoredMessage]
-    usage: Sequence[UsageEntry]
+    usage: Sequence[UsageLine]
     end: RunEnd | None
     run_state: RunState | None = None
     """The run's new state; None if it has not changed or `end` says it."""
     state_json: str | None = None
     """The new session state, empty if it has no values; None if the events do not change it."""
     tree_usage: bytes | None = None
-    """The tree's usage so far, a serialized Usage; None if the events do not change it."""
+    """The tree's usage so far, a serialized Usage; None if the events change neither it nor `reserved_nanos`."""
+    reserved_nanos: int = 0
+    """What the run's model calls in flight have reserved, in billionths of the prices' currency."""
     begin_time_ns: int | None = None
     """When the run left the queue of its session; None if it did not within these events."""
     shared: Sequence[StoredMessage] = ()

@@ -11,18 +11,19 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from bough.v1 import event_pb2, execution_pb2, message_pb2
+from bough.v1 import event_pb2, execution_pb2, message_pb2, usage_pb2
 from bough_server import ids
 from bough_server.log import events
+from bough_server.log.charges import NOTHING as NO_CHARGE
+from bough_server.log.charges import Charge, ChargeFold
 from bough_server.log.run_state import RunStateFold
 from bough_server.log.session_state import json_of
 from bough_server.log.session_state_fold import StateFold
-from bough_server.log.usage import Sums
 from bough_server.messages import calls_of, copy_of
 from bough_server.store.linked_calls import LinkedCalls
 from bough_server.store.ports.log import LogEvent
-from bough_server.store.ports.runs import UsageEntry
 from bough_server.store.ports.sessions import StoredCall, StoredMessage
+from bough_server.store.ports.usage import LineKind, UsageLine
 from bough_server.store.projected import NOTHING, LogAddress, Projected, RunEnd, RunStart
 from bough_server.store.usage_so_far import COUNTED, UsageSoFar
 
@@ -50,6 +51,8 @@ class RunFold:
         self._position = self._shared_position = self._session_position = 0
         self._run_state = RunStateFold()
         self._used = UsageSoFar()
+        self._charges = ChargeFold()
+        self._reserved_nanos = 0
         self._state = StateFold()
         self._is_state_new = False
         self._begun: RunStart | None = None
@@ -67,7 +70,7 @@ class RunFold:
         self._shared_calls: list[StoredCall] = []
         self._results: list[tuple[StoredMessage, str]] = []
         """The messages made from tool results, with their effect keys."""
-        self._usage: list[UsageEntry] = []
+        self._usage: list[UsageLine] = []
 
     @property
     def session_position(self) -> int:
@@ -94,8 +97,9 @@ class RunFold:
         for record in log_events:
             if record.kind in COUNTED:
                 attempt = self._used.apply(record.event, record.kind)
+                charge = self._charges.apply(record.event, record.kind)
                 if attempt is not None:  # before the fold below forgets the call's model
-                    self._charge(record.event, attempt)
+                    self._add_entry(record.event, usage=attempt.usage(), charge=charge or NO_CHARGE)
                 is_quiet = False
             fold = _FOLDS.get(record.kind)
             if fold is not None:
@@ -105,6 +109,9 @@ class RunFold:
 
     def _take_changes(self) -> Projected:
         run_state, used = self._run_state.change(), self._used.change()
+        if self._charges.total_reserved_nanos != self._reserved_nanos:
+            self._reserved_nanos = self._charges.total_reserved_nanos
+            used = used or self._used.serialize()
         has_changes = self._messages or self._calls or self._usage or self._start or self._end or self._is_state_new
         if not (has_changes or run_state or used is not None):
             return NOTHING
@@ -116,6 +123,7 @@ class RunFold:
             run_state=run_state,
             state_json=self.state_json if self._is_state_new else None,
             tree_usage=used,
+            reserved_nanos=self._reserved_nanos,
             begin_time_ns=self._begin_time_ns,
             shared=self._shared,
             calls=tuple(self._calls),
@@ -145,6 +153,7 @@ class RunFold:
             revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
             evaluation=started.evaluation if started.HasField("evaluation") else None,
         )
+        self._add_entry(event, kind=LineKind.START)
         self._store(event, started.input)
 
     def _on_run_queued(self, event: event_pb2.AgentEvent) -> None:
@@ -179,6 +188,8 @@ class RunFold:
             self._shared = []
         self._messages, self._usage, self._results, self._begin_time_ns = [], [], [], None
         self._calls = []
+        self._charges.apply(event, events.RUN_FORKED)
+        self._add_entry(event, kind=LineKind.START)
         self._message_root = self._address.run_id  # from here on ids must differ from those of the origin
         self._shared_position = self._position
         self._is_state_new = bool(self._state.values)
@@ -320,9 +331,16 @@ class RunFold:
             self._messages.append(replace(self._waiting, message=message))
             self._waiting = None
 
-    def _charge(self, event: event_pb2.AgentEvent, attempt: Sums) -> None:
+    def _add_entry(
+        self,
+        event: event_pb2.AgentEvent,
+        *,
+        kind: LineKind = LineKind.ATTEMPT,
+        usage: usage_pb2.Usage | None = None,
+        charge: Charge = NO_CHARGE,
+    ) -> None:
         self._usage.append(
-            UsageEntry(
+            UsageLine(
                 run_id=self._address.run_id,
                 sequence=event.sequence,
                 tenant_id=self._address.tenant_id,
@@ -332,7 +350,9 @@ class RunFold:
                 invocation_id=event.invocation_id,
                 model=self._models.get(event.effect_key, ""),
                 time_ns=event.record_time.ToNanoseconds(),
-                usage=attempt.usage(),
+                usage=usage or usage_pb2.Usage(),
+                kind=kind,
+                charge=charge,
             )
         )
 

@@ -124,6 +124,16 @@ class ToolContext(Protocol):
         ...
 
     @property
+    def tenant_id(self) -> str:
+        """Id of the tenant that the run's user is of."""
+        ...
+
+    @property
+    def user_id(self) -> str:
+        """Id of the user who started the run, or forked it; not of one who approves the call."""
+        ...
+
+    @property
     def invocation_id(self) -> str:
         """Id of the calling agent's invocation."""
         ...

@@ -19,7 +19,7 @@ from grpc import aio
 
 import bough
 from bough import AsyncClient, BoughError, CallFailed, Rejoining, v1
-from bough.channel import async_channel, token_metadata
+from bough.channel import Token, async_channel, token_metadata
 from bough.errors import from_rpc_error
 from bough.v1 import (
     agent_service_pb2_grpc,
@@ -28,6 +28,7 @@ from bough.v1 import (
     execution_pb2,
     follow_pb2,
     session_service_pb2_grpc,
+    usage_service_pb2_grpc,
 )
 
 Line = Mapping[str, Any]
@@ -37,6 +38,7 @@ STUBS: Final[Mapping[str, Any]] = {
     "CatalogService": catalog_service_pb2_grpc.CatalogServiceStub,
     "EvalService": eval_service_pb2_grpc.EvalServiceStub,
     "SessionService": session_service_pb2_grpc.SessionServiceStub,
+    "UsageService": usage_service_pb2_grpc.UsageServiceStub,
 }
 
 
@@ -48,6 +50,12 @@ def _credentials() -> grpc.ChannelCredentials | None:
     return grpc.ssl_channel_credentials(*(None if file is None else Path(file).read_bytes() for file in files))
 
 
+def _token() -> Token | None:
+    """Return the token of the environment, or what reads the present one from a file."""
+    file = os.environ.get("DRIVER_TOKEN_FILE")
+    return os.environ.get("DRIVER_TOKEN") if file is None else lambda: Path(file).read_text(encoding="utf-8")
+
+
 class NotUnderstood(Exception):
     """A line that this driver cannot perform."""
 
@@ -57,7 +65,7 @@ class Driver:
 
     def __init__(self, address: str) -> None:
         self._rejoins = 0
-        credentials, token = _credentials(), os.environ.get("DRIVER_TOKEN")
+        credentials, token = _credentials(), _token()
         self._metadata = token_metadata(token, address, credentials)
         self._channel = async_channel(address, credentials, ())
         self._clients = {

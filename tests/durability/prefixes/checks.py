@@ -48,6 +48,8 @@ def check_kept(finished: Finished, prefix: Sequence[event_pb2.AgentEvent], whole
     wished = [event.cancel_requested.reason for event in finished.log if event.HasField("cancel_requested")]
     assert execution_pb2.CANCEL_REASON_SERVER not in wished, "no log is refused that was written by the same agents"
     assert summed(finished.ledger) == _of_models(_tree_usage(finished))
+    assert list(finished.charges) == [charge for _, charge in _charged(finished.log)]
+    assert finished.unaccounted == 0
 
 
 def _folded_state(log: Sequence[event_pb2.AgentEvent]) -> str:
@@ -196,7 +198,7 @@ def _check_usage(finished: Finished, whole: Finished) -> None:
     assert finished.tree.tree_usage == used
     assert summed(one.usage for one in finished.tree.agents) == used
     assert summed(finished.ledger) == _of_models(used)
-    assert list(finished.ledger) == list(_charged(finished.log))
+    assert list(finished.ledger) == [used for used, _ in _charged(finished.log)]
     lost = _lost(finished.log)
     expected = usage_pb2.Usage()
     expected.CopyFrom(_tree_usage(whole))
@@ -226,13 +228,19 @@ def _of_models(used: usage_pb2.Usage) -> usage_pb2.Usage:
     return charged
 
 
-def _charged(log: Sequence[event_pb2.AgentEvent]) -> Iterator[usage_pb2.Usage]:
-    """Yield what each attempt used that was sent to a model."""
+def _charged(log: Sequence[event_pb2.AgentEvent]) -> Iterator[tuple[usage_pb2.Usage, int]]:
+    """Yield what each attempt used that was sent to a model, and what it is charged: its cost or its reservation."""
+    reserved: dict[str, int] = {}
     for event in log:
         payload = getattr(event, event.WhichOneof("payload") or "")
-        if event.HasField("llm_completed"):
-            yield Sums.of_attempt(payload.response.usage).usage()
+        if event.HasField("llm_started"):
+            reserved[event.effect_key] = payload.reserved_cost_nanos
+        elif event.HasField("llm_completed"):
+            used = Sums.of_attempt(payload.response.usage).usage()
+            yield used, used.cost_nanos if used.HasField("cost_nanos") else reserved[event.effect_key]
         elif (
             event.HasField("llm_retrying") or (event.HasField("llm_failed") and event.attempt)
         ) and not payload.not_sent:
-            yield Sums.of_attempt(payload.lost_usage).usage()
+            used = Sums.of_attempt(payload.lost_usage).usage()
+            estimate = 0 if payload.unanswered else reserved[event.effect_key]
+            yield used, used.cost_nanos if used.HasField("cost_nanos") else estimate

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from bough.v1 import agent_service_pb2, event_pb2, execution_pb2, follow_pb2, invocation_pb2, run_pb2, usage_pb2
 from bough_server.models.model import RetryPolicy
 from bough_server.runs.replay import ReplayOutcome
 from bough_server.store.opening import rebuild_projections
+from bough_server.store.ports.accounts import AccountKey, StoredAdjustment
 from bough_server.store.ports.sessions import StoredMessage
 from tests.durability.prefixes.scenario import Answer, Scenario, World
 from tests.store.sql import execute
@@ -31,6 +33,10 @@ class Finished:
     log: Sequence[event_pb2.AgentEvent]
     tree: invocation_pb2.Invocation
     ledger: Sequence[usage_pb2.Usage]
+    charges: Sequence[int]
+    """What each line of the ledger is charged."""
+    unaccounted: int
+    """By how much the balance differs from what was paid less all charges of the user."""
     messages: Sequence[StoredMessage]
     """The session's."""
     state_json: str
@@ -42,6 +48,7 @@ async def record(scenario: Scenario, folder: Path, *, is_cancelled: bool) -> Fin
     """Executes a run from its beginning to its end, cancelled where its scenario says so and the caller wants it."""
     world = World(HeldClock(), is_patient=not scenario.cancelled_at or is_cancelled)
     async with _harness(scenario, folder, world) as harness:
+        await _pay(harness)
         past = await harness.start(scenario.root) if scenario.has_past else run_pb2.Run()
         if scenario.has_past:
             await _follow(harness, past, scenario.answer)
@@ -113,6 +120,7 @@ async def _harness(scenario: Scenario, folder: Path, world: World, *, failed: in
         heard=world.heard,
         retry=PATIENT,
         clock=world.clock,
+        accounts_per="user",
     ) as harness:
         yield harness
 
@@ -153,16 +161,36 @@ async def _follow(harness: RunHarness, run: run_pb2.Run, answer: Answer) -> None
             pass
 
 
+_PAID: Final = 10**15
+_ACCOUNT: Final = AccountKey(tenant_id=ME.tenant_id, user_id=ME.user_id, currency_code="USD")
+
+
+async def _pay(harness: RunHarness) -> None:
+    paid = StoredAdjustment(
+        request_id="p", amount_nanos=_PAID, currency_code="USD", note="", time_ns=harness.clock.now_ns(), made_by=""
+    )
+    await harness.store.accounts.adjust(_ACCOUNT, paid)
+
+
+async def _unaccounted(harness: RunHarness) -> int:
+    (sums,) = await harness.store.accounts.read_sums([_ACCOUNT])
+    charged = (await harness.store.usage.sum_lines(ME.tenant_id, user_id=ME.user_id, from_ns=0)).charges
+    return sums.balance_nanos + sums.reserved_nanos - (_PAID - charged.get("USD", 0))
+
+
 async def _finished(scenario: Scenario, folder: Path, world: World, harness: RunHarness, run: run_pb2.Run) -> Finished:
     await harness.until_over(run)
     log = await harness.log(run)
+    ledger = await harness.store.usage.list_for_run(run.run_id)
     return Finished(
         scenario=scenario,
         folder=folder,
         world=world,
         log=log,
         tree=await harness.tree(log),
-        ledger=[entry.usage for entry in await harness.store.usage.list_for_run(run.run_id)],
+        ledger=[line.usage for line in ledger],
+        charges=[line.charge.nanos for line in ledger],
+        unaccounted=await _unaccounted(harness),
         messages=await harness.messages(run.session_id),
         state_json=(await harness.store.sessions.read_position(ME, run.session_id)).state_json,
         replayed=await harness.replay(log),

@@ -28,7 +28,7 @@ const (
 // The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
 // violations in BadRequest or PreconditionFailure if some did not fit.
 //
-// Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE), 53 and 54 are reserved for a later version.
+// Values 23 (REMOTE_UNAVAILABLE) and 54 are reserved for a later version.
 type ErrorReason int32
 
 const (
@@ -66,6 +66,9 @@ const (
 	ErrorReason_ERROR_REASON_DEADLINE_EXCEEDED ErrorReason = 14
 	// It was cancelled.
 	ErrorReason_ERROR_REASON_CANCELLED ErrorReason = 15
+	// Too little is left of the account that pays for the run. Of a call: nothing of it has happened, and waiting does not help. Of a
+	// model call: it was not sent, and nothing is charged.
+	ErrorReason_ERROR_REASON_INSUFFICIENT_BALANCE ErrorReason = 16
 	// An agent's code started an effect while another one of the same context was in flight, or in a task that it created. Use
 	// ctx.gather.
 	ErrorReason_ERROR_REASON_CONCURRENT_EFFECTS ErrorReason = 17
@@ -134,8 +137,7 @@ const (
 	ErrorReason_ERROR_REASON_MODEL_NOT_FOUND ErrorReason = 47
 	// No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run.
 	ErrorReason_ERROR_REASON_TOOL_NOT_MOCKED ErrorReason = 48
-	// The server lacks an optional part that the call needs; the message says which to install. Servers of this version return it
-	// for no call.
+	// The server lacks an optional part that the call needs, or it is not switched on there; the message says which.
 	ErrorReason_ERROR_REASON_NOT_INSTALLED ErrorReason = 49
 	// The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it.
 	ErrorReason_ERROR_REASON_EVALUATION_NOT_ENDED ErrorReason = 50
@@ -145,6 +147,10 @@ const (
 	// The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
 	// caller may not see is NOT_FOUND.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 52
+	// A quota of the tenant or of the user is used up. QuotaFailure names both; RetryInfo says after what time the same call may succeed:
+	// when the minute, the day or the month (in UTC) is over, or 5 seconds for runs at the same time. Nothing of the call has happened.
+	// In a run: a model call was not sent for the same reason. Metadata: quota.
+	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 53
 	// As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
 	// of the run that holds it.
 	ErrorReason_ERROR_REASON_SESSION_QUEUE_FULL ErrorReason = 55
@@ -193,6 +199,7 @@ var (
 		13: "ERROR_REASON_LIMIT_EXCEEDED",
 		14: "ERROR_REASON_DEADLINE_EXCEEDED",
 		15: "ERROR_REASON_CANCELLED",
+		16: "ERROR_REASON_INSUFFICIENT_BALANCE",
 		17: "ERROR_REASON_CONCURRENT_EFFECTS",
 		18: "ERROR_REASON_NON_DETERMINISTIC",
 		19: "ERROR_REASON_RECOVERY_LIMIT",
@@ -228,6 +235,7 @@ var (
 		50: "ERROR_REASON_EVALUATION_NOT_ENDED",
 		51: "ERROR_REASON_UNAUTHENTICATED",
 		52: "ERROR_REASON_PERMISSION_DENIED",
+		53: "ERROR_REASON_QUOTA_EXCEEDED",
 		55: "ERROR_REASON_SESSION_QUEUE_FULL",
 		56: "ERROR_REASON_REQUEST_BYTES_EXHAUSTED",
 		57: "ERROR_REASON_STREAMS_EXHAUSTED",
@@ -257,6 +265,7 @@ var (
 		"ERROR_REASON_LIMIT_EXCEEDED":          13,
 		"ERROR_REASON_DEADLINE_EXCEEDED":       14,
 		"ERROR_REASON_CANCELLED":               15,
+		"ERROR_REASON_INSUFFICIENT_BALANCE":    16,
 		"ERROR_REASON_CONCURRENT_EFFECTS":      17,
 		"ERROR_REASON_NON_DETERMINISTIC":       18,
 		"ERROR_REASON_RECOVERY_LIMIT":          19,
@@ -292,6 +301,7 @@ var (
 		"ERROR_REASON_EVALUATION_NOT_ENDED":    50,
 		"ERROR_REASON_UNAUTHENTICATED":         51,
 		"ERROR_REASON_PERMISSION_DENIED":       52,
+		"ERROR_REASON_QUOTA_EXCEEDED":          53,
 		"ERROR_REASON_SESSION_QUEUE_FULL":      55,
 		"ERROR_REASON_REQUEST_BYTES_EXHAUSTED": 56,
 		"ERROR_REASON_STREAMS_EXHAUSTED":       57,
@@ -446,7 +456,7 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\rinvocation_id\x18\x04 \x01(\tR\finvocationId\x12\x1c\n" +
 	"\tretryable\x18\x05 \x01(\bR\tretryable\x12!\n" +
 	"\fdetails_json\x18\x06 \x01(\tR\vdetailsJson\x12'\n" +
-	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xac\x10\n" +
+	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xf4\x10\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ERROR_REASON_NOT_LINKED\x10\x01\x12\x1e\n" +
@@ -464,7 +474,8 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\x1dERROR_REASON_SUB_AGENT_FAILED\x10\f\x12\x1f\n" +
 	"\x1bERROR_REASON_LIMIT_EXCEEDED\x10\r\x12\"\n" +
 	"\x1eERROR_REASON_DEADLINE_EXCEEDED\x10\x0e\x12\x1a\n" +
-	"\x16ERROR_REASON_CANCELLED\x10\x0f\x12#\n" +
+	"\x16ERROR_REASON_CANCELLED\x10\x0f\x12%\n" +
+	"!ERROR_REASON_INSUFFICIENT_BALANCE\x10\x10\x12#\n" +
 	"\x1fERROR_REASON_CONCURRENT_EFFECTS\x10\x11\x12\"\n" +
 	"\x1eERROR_REASON_NON_DETERMINISTIC\x10\x12\x12\x1f\n" +
 	"\x1bERROR_REASON_RECOVERY_LIMIT\x10\x13\x12\x1f\n" +
@@ -499,7 +510,8 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\x1aERROR_REASON_NOT_INSTALLED\x101\x12%\n" +
 	"!ERROR_REASON_EVALUATION_NOT_ENDED\x102\x12 \n" +
 	"\x1cERROR_REASON_UNAUTHENTICATED\x103\x12\"\n" +
-	"\x1eERROR_REASON_PERMISSION_DENIED\x104\x12#\n" +
+	"\x1eERROR_REASON_PERMISSION_DENIED\x104\x12\x1f\n" +
+	"\x1bERROR_REASON_QUOTA_EXCEEDED\x105\x12#\n" +
 	"\x1fERROR_REASON_SESSION_QUEUE_FULL\x107\x12(\n" +
 	"$ERROR_REASON_REQUEST_BYTES_EXHAUSTED\x108\x12\"\n" +
 	"\x1eERROR_REASON_STREAMS_EXHAUSTED\x109\x12\"\n" +

@@ -1472,8 +1472,10 @@ type CrashedAttempt struct {
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The runs, one for each turn that was run.
 	RunIds []string `protobuf:"bytes,2,rep,name=run_ids,json=runIds,proto3" json:"run_ids,omitempty"`
-	// What these runs used, their sub-agents included; EvalTrialResult.usage has it too.
-	Usage         *Usage `protobuf:"bytes,3,opt,name=usage,proto3" json:"usage,omitempty"`
+	// What these runs used, their sub-agents included; CaseTrialResult.usage has it too.
+	Usage *Usage `protobuf:"bytes,3,opt,name=usage,proto3" json:"usage,omitempty"`
+	// What the simulated user used in the attempt; CaseTrialResult.user_usage has it too. Unset without one.
+	UserUsage     *Usage `protobuf:"bytes,4,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1525,6 +1527,13 @@ func (x *CrashedAttempt) GetRunIds() []string {
 func (x *CrashedAttempt) GetUsage() *Usage {
 	if x != nil {
 		return x.Usage
+	}
+	return nil
+}
+
+func (x *CrashedAttempt) GetUserUsage() *Usage {
+	if x != nil {
+		return x.UserUsage
 	}
 	return nil
 }
@@ -1990,7 +1999,7 @@ type CaseTrialResult struct {
 	UsedAgentMocks []int32 `protobuf:"varint,14,rep,packed,name=used_agent_mocks,json=usedAgentMocks,proto3" json:"used_agent_mocks,omitempty"`
 	// What the trial is for; unspecified for a planned one.
 	Purpose TrialPurpose `protobuf:"varint,13,opt,name=purpose,proto3,enum=bough.v1.TrialPurpose" json:"purpose,omitempty"`
-	// What the simulated user used; unset without one.
+	// What the simulated user used, in crashed attempts too; unset without one.
 	UserUsage *Usage `protobuf:"bytes,15,opt,name=user_usage,json=userUsage,proto3" json:"user_usage,omitempty"`
 	// Whether the simulated user ended the conversation; false if it ended at SimulatedUser.max_turns or before. Absent without one.
 	UserFinished *bool `protobuf:"varint,16,opt,name=user_finished,json=userFinished,proto3,oneof" json:"user_finished,omitempty"`
@@ -2872,7 +2881,7 @@ type Judgment struct {
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The run of the judge, which may be an earlier evaluation's; empty if none was started.
 	RunId string `protobuf:"bytes,5,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
-	// The number of the turn, from 0.
+	// The number of the turn, from 0; with LlmJudgeMetric.whole_conversation the number of all turns.
 	Turn int32 `protobuf:"varint,6,opt,name=turn,proto3" json:"turn,omitempty"`
 	// The configured name of the model that judged; empty in results of servers that had one judge for each metric.
 	Model string `protobuf:"bytes,7,opt,name=model,proto3" json:"model,omitempty"`
@@ -4067,11 +4076,13 @@ const file_bough_v1_eval_result_proto_rawDesc = "" +
 	"\x04cell\x18\x0e \x01(\tR\x04cell\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x01\n" +
 	"\x0eCrashedAttempt\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x17\n" +
 	"\arun_ids\x18\x02 \x03(\tR\x06runIds\x12%\n" +
-	"\x05usage\x18\x03 \x01(\v2\x0f.bough.v1.UsageR\x05usage\"\xda\x01\n" +
+	"\x05usage\x18\x03 \x01(\v2\x0f.bough.v1.UsageR\x05usage\x12.\n" +
+	"\n" +
+	"user_usage\x18\x04 \x01(\v2\x0f.bough.v1.UsageR\tuserUsage\"\xda\x01\n" +
 	"\n" +
 	"TrialMeans\x12\"\n" +
 	"\n" +
@@ -4476,69 +4487,70 @@ var file_bough_v1_eval_result_proto_depIdxs = []int32{
 	54, // 35: bough.v1.CaseResult.user:type_name -> bough.v1.SimulatedUser
 	18, // 36: bough.v1.CaseResult.faults:type_name -> bough.v1.FaultSummary
 	52, // 37: bough.v1.CrashedAttempt.usage:type_name -> bough.v1.Usage
-	0,  // 38: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
-	12, // 39: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
-	12, // 40: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
-	0,  // 41: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
-	22, // 42: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
-	26, // 43: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
-	52, // 44: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
-	52, // 45: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
-	55, // 46: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
-	56, // 47: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
-	1,  // 48: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
-	52, // 49: bough.v1.CaseTrialResult.user_usage:type_name -> bough.v1.Usage
-	57, // 50: bough.v1.CaseTrialResult.injected_faults:type_name -> bough.v1.FaultCount
-	15, // 51: bough.v1.CaseTrialResult.crashed_attempts:type_name -> bough.v1.CrashedAttempt
-	50, // 52: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
-	51, // 53: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
-	23, // 54: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
-	58, // 55: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
-	50, // 56: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
-	25, // 57: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
-	2,  // 58: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
-	52, // 59: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
-	24, // 60: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
-	50, // 61: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
-	51, // 62: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
-	0,  // 63: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
-	27, // 64: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
-	29, // 65: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
-	59, // 66: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
-	28, // 67: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
-	3,  // 68: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
-	4,  // 69: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
-	0,  // 70: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
-	35, // 71: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
-	50, // 72: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
-	50, // 73: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
-	32, // 74: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
-	34, // 75: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
-	33, // 76: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
-	33, // 77: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
-	12, // 78: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
-	5,  // 79: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
-	0,  // 80: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
-	0,  // 81: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
-	48, // 82: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
-	28, // 83: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
-	33, // 84: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
-	33, // 85: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
-	37, // 86: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
-	38, // 87: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
-	52, // 88: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
-	52, // 89: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
-	55, // 90: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
-	55, // 91: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
-	6,  // 92: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
-	6,  // 93: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
-	25, // 94: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
-	25, // 95: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
-	96, // [96:96] is the sub-list for method output_type
-	96, // [96:96] is the sub-list for method input_type
-	96, // [96:96] is the sub-list for extension type_name
-	96, // [96:96] is the sub-list for extension extendee
-	0,  // [0:96] is the sub-list for field type_name
+	52, // 38: bough.v1.CrashedAttempt.user_usage:type_name -> bough.v1.Usage
+	0,  // 39: bough.v1.MetricSummary.verdict:type_name -> bough.v1.Verdict
+	12, // 40: bough.v1.PassStatistics.pass_rate_interval:type_name -> bough.v1.ConfidenceInterval
+	12, // 41: bough.v1.PassStatistics.pass_all_k_intervals:type_name -> bough.v1.ConfidenceInterval
+	0,  // 42: bough.v1.CaseTrialResult.verdict:type_name -> bough.v1.Verdict
+	22, // 43: bough.v1.CaseTrialResult.turns:type_name -> bough.v1.EvalTurnResult
+	26, // 44: bough.v1.CaseTrialResult.scores:type_name -> bough.v1.MetricScore
+	52, // 45: bough.v1.CaseTrialResult.usage:type_name -> bough.v1.Usage
+	52, // 46: bough.v1.CaseTrialResult.judge_usage:type_name -> bough.v1.Usage
+	55, // 47: bough.v1.CaseTrialResult.duration:type_name -> google.protobuf.Duration
+	56, // 48: bough.v1.CaseTrialResult.unanswered:type_name -> bough.v1.InputRequest
+	1,  // 49: bough.v1.CaseTrialResult.purpose:type_name -> bough.v1.TrialPurpose
+	52, // 50: bough.v1.CaseTrialResult.user_usage:type_name -> bough.v1.Usage
+	57, // 51: bough.v1.CaseTrialResult.injected_faults:type_name -> bough.v1.FaultCount
+	15, // 52: bough.v1.CaseTrialResult.crashed_attempts:type_name -> bough.v1.CrashedAttempt
+	50, // 53: bough.v1.EvalTurnResult.state:type_name -> bough.v1.ExecutionState
+	51, // 54: bough.v1.EvalTurnResult.error:type_name -> bough.v1.AgentError
+	23, // 55: bough.v1.EvalTurnResult.agents:type_name -> bough.v1.EvalAgent
+	58, // 56: bough.v1.EvalAgent.kind:type_name -> bough.v1.AgentKind
+	50, // 57: bough.v1.EvalAgent.state:type_name -> bough.v1.ExecutionState
+	25, // 58: bough.v1.EvalAgent.calls:type_name -> bough.v1.EvalCall
+	2,  // 59: bough.v1.EvalAgent.mark:type_name -> bough.v1.TreeMark
+	52, // 60: bough.v1.EvalAgent.usage:type_name -> bough.v1.Usage
+	24, // 61: bough.v1.EvalAgent.steps:type_name -> bough.v1.EvalStep
+	50, // 62: bough.v1.EvalCall.state:type_name -> bough.v1.ExecutionState
+	51, // 63: bough.v1.EvalCall.error:type_name -> bough.v1.AgentError
+	0,  // 64: bough.v1.MetricScore.verdict:type_name -> bough.v1.Verdict
+	27, // 65: bough.v1.MetricScore.tree_comparisons:type_name -> bough.v1.TreeComparison
+	29, // 66: bough.v1.MetricScore.judgments:type_name -> bough.v1.Judgment
+	59, // 67: bough.v1.MetricScore.error_reason:type_name -> bough.v1.ErrorReason
+	28, // 68: bough.v1.TreeComparison.differences:type_name -> bough.v1.TreeDifference
+	3,  // 69: bough.v1.TreeDifference.kind:type_name -> bough.v1.DifferenceKind
+	4,  // 70: bough.v1.GateResult.operator:type_name -> bough.v1.GateOperator
+	0,  // 71: bough.v1.GateResult.verdict:type_name -> bough.v1.Verdict
+	35, // 72: bough.v1.EvalComparison.cases:type_name -> bough.v1.CaseComparison
+	50, // 73: bough.v1.EvalComparison.state_baseline:type_name -> bough.v1.ExecutionState
+	50, // 74: bough.v1.EvalComparison.state_candidate:type_name -> bough.v1.ExecutionState
+	32, // 75: bough.v1.EvalComparison.regression_test:type_name -> bough.v1.RegressionTest
+	34, // 76: bough.v1.EvalComparison.changes:type_name -> bough.v1.EstimatedChange
+	33, // 77: bough.v1.RegressionTest.candidate:type_name -> bough.v1.PassCounts
+	33, // 78: bough.v1.RegressionTest.baseline:type_name -> bough.v1.PassCounts
+	12, // 79: bough.v1.EstimatedChange.interval:type_name -> bough.v1.ConfidenceInterval
+	5,  // 80: bough.v1.CaseComparison.change:type_name -> bough.v1.CaseChange
+	0,  // 81: bough.v1.CaseComparison.verdict_baseline:type_name -> bough.v1.Verdict
+	0,  // 82: bough.v1.CaseComparison.verdict_candidate:type_name -> bough.v1.Verdict
+	48, // 83: bough.v1.CaseComparison.metric_changes:type_name -> bough.v1.CaseComparison.MetricChangesEntry
+	28, // 84: bough.v1.CaseComparison.differences:type_name -> bough.v1.TreeDifference
+	33, // 85: bough.v1.CaseComparison.trials_baseline:type_name -> bough.v1.PassCounts
+	33, // 86: bough.v1.CaseComparison.trials_candidate:type_name -> bough.v1.PassCounts
+	37, // 87: bough.v1.InvocationDiff.agent_differences:type_name -> bough.v1.AgentDifference
+	38, // 88: bough.v1.InvocationDiff.call_differences:type_name -> bough.v1.CallDifference
+	52, // 89: bough.v1.InvocationDiff.usage_before:type_name -> bough.v1.Usage
+	52, // 90: bough.v1.InvocationDiff.usage_after:type_name -> bough.v1.Usage
+	55, // 91: bough.v1.InvocationDiff.duration_before:type_name -> google.protobuf.Duration
+	55, // 92: bough.v1.InvocationDiff.duration_after:type_name -> google.protobuf.Duration
+	6,  // 93: bough.v1.AgentDifference.kind:type_name -> bough.v1.ChangeKind
+	6,  // 94: bough.v1.CallDifference.kind:type_name -> bough.v1.ChangeKind
+	25, // 95: bough.v1.CallDifference.before:type_name -> bough.v1.EvalCall
+	25, // 96: bough.v1.CallDifference.after:type_name -> bough.v1.EvalCall
+	97, // [97:97] is the sub-list for method output_type
+	97, // [97:97] is the sub-list for method input_type
+	97, // [97:97] is the sub-list for extension type_name
+	97, // [97:97] is the sub-list for extension extendee
+	0,  // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_eval_result_proto_init() }

@@ -691,7 +691,8 @@ type SimulatedUser struct {
 	// What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
 	// `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds
 	// after it, and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is
-	// one root with all that it called. Scored by the metrics of the case as one turn more; judges and functions score the turns alone.
+	// one root with all that it called. Scored by the metrics of the case as one turn more; functions score the turns alone, as do judges
+	// without LlmJudgeMetric.whole_conversation.
 	Expect *EvalExpectation `protobuf:"bytes,7,opt,name=expect,proto3" json:"expect,omitempty"`
 	// Parameters of the user's model calls.
 	Settings      *ModelSettings `protobuf:"bytes,8,opt,name=settings,proto3" json:"settings,omitempty"`
@@ -2847,7 +2848,8 @@ func (x *AgentTrajectoryMetric) GetExtraRoots() ExtraAgentsPolicy {
 
 // Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
 // mean over its turns. Calls of agents and of built-in tools, those of session state included, count only if the expectation
-// names them.
+// names them. Without `tools`, turns with `expect` are scored, even if it expects none; in a case where nothing is expected it is
+// INVALID_ARGUMENT.
 type ToolTrajectoryMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How they are compared. Default: EXACT.
@@ -3280,8 +3282,9 @@ type LlmJudgeMetric struct {
 	Rubrics []*JudgeRubric `protobuf:"bytes,2,rep,name=rubrics,proto3" json:"rubrics,omitempty"`
 	// What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, earlier, agents.NAME.input, agents.NAME.output. Each
 	// is replaced by the text between two marks that the text cannot hold; `earlier` is what was said in the turns before, and what tools
-	// returned. It needs at least one, and an unknown one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored.
-	// Default: all but the agents, and `earlier` only in later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION.
+	// returned. With `whole_conversation` there are conversation and goal instead of user and earlier. It needs at least one, and an unknown
+	// one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored. Default: all but the agents, and `earlier` only in
+	// later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION; with `whole_conversation` goal, conversation, expected and tree.
 	Template string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
 	// How often each model is asked each question. Default: 1.
 	Samples *int32 `protobuf:"varint,4,opt,name=samples,proto3,oneof" json:"samples,omitempty"`
@@ -3291,9 +3294,13 @@ type LlmJudgeMetric struct {
 	// share it count as one: PassStatistics.distinct_trials.
 	Fresh bool `protobuf:"varint,6,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	// The configured names of several models that judge, each once.
-	Models        []string `protobuf:"bytes,7,rep,name=models,proto3" json:"models,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Models []string `protobuf:"bytes,7,rep,name=models,proto3" json:"models,omitempty"`
+	// Whether each judge is asked once about the conversation of a trial instead of about each of its turns. `conversation` is then what was
+	// said in all turns and what tools returned, `goal` SimulatedUser.goal, or its plan without one, `answer` the last answer, `expected`
+	// what SimulatedUser.expect says of it, or the last turn in a case without a user, and the rest what it is for all turns together.
+	WholeConversation bool `protobuf:"varint,9,opt,name=whole_conversation,json=wholeConversation,proto3" json:"whole_conversation,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *LlmJudgeMetric) Reset() {
@@ -3373,6 +3380,13 @@ func (x *LlmJudgeMetric) GetModels() []string {
 		return x.Models
 	}
 	return nil
+}
+
+func (x *LlmJudgeMetric) GetWholeConversation() bool {
+	if x != nil {
+		return x.WholeConversation
+	}
+	return false
 }
 
 // Calls a function that the operator registered with @metric, for each turn. The score of a trial is the mean over its turns. A function
@@ -3685,7 +3699,7 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12+\n" +
 	"\x05ready\x18\x03 \x01(\x0e2\x15.bough.v1.ReadyRubricR\x05ready\x12*\n" +
-	"\x05scale\x18\x04 \x01(\v2\x14.bough.v1.JudgeScaleR\x05scale\"\x81\x02\n" +
+	"\x05scale\x18\x04 \x01(\v2\x14.bough.v1.JudgeScaleR\x05scale\"\xb0\x02\n" +
 	"\x0eLlmJudgeMetric\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12/\n" +
 	"\arubrics\x18\x02 \x03(\v2\x15.bough.v1.JudgeRubricR\arubrics\x12\x1a\n" +
@@ -3693,7 +3707,8 @@ const file_bough_v1_eval_set_proto_rawDesc = "" +
 	"\asamples\x18\x04 \x01(\x05H\x00R\asamples\x88\x01\x01\x123\n" +
 	"\bsettings\x18\x05 \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\x12\x14\n" +
 	"\x05fresh\x18\x06 \x01(\bR\x05fresh\x12\x16\n" +
-	"\x06models\x18\a \x03(\tR\x06modelsB\n" +
+	"\x06models\x18\a \x03(\tR\x06models\x12-\n" +
+	"\x12whole_conversation\x18\t \x01(\bR\x11wholeConversationB\n" +
 	"\n" +
 	"\b_samples\"C\n" +
 	"\fCustomMetric\x12\x12\n" +

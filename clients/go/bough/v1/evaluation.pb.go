@@ -640,7 +640,10 @@ type EvaluationPlanned struct {
 	// The cells of the matrix, which is in `eval_set`; empty without one. Each case of the set is planned once for each of them.
 	Cells []*EvalCell `protobuf:"bytes,20,rep,name=cells,proto3" json:"cells,omitempty"`
 	// How often a trial that crashed is run again.
-	RetryCrashed  int32 `protobuf:"varint,21,opt,name=retry_crashed,json=retryCrashed,proto3" json:"retry_crashed,omitempty"`
+	RetryCrashed int32 `protobuf:"varint,21,opt,name=retry_crashed,json=retryCrashed,proto3" json:"retry_crashed,omitempty"`
+	// Whether the runs that the cases name may be of any user of the tenant, since the caller who started the evaluation might see
+	// these. Default: runs of other users than `user_id` count as not stored.
+	ReadsAllUsers bool `protobuf:"varint,22,opt,name=reads_all_users,json=readsAllUsers,proto3" json:"reads_all_users,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -820,6 +823,13 @@ func (x *EvaluationPlanned) GetRetryCrashed() int32 {
 		return x.RetryCrashed
 	}
 	return 0
+}
+
+func (x *EvaluationPlanned) GetReadsAllUsers() bool {
+	if x != nil {
+		return x.ReadsAllUsers
+	}
+	return false
 }
 
 // A combination of a matrix's values.
@@ -1651,7 +1661,7 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x1bevaluation.suspects.plannedH\x00R\x0fsuspectsPlanned\x12m\n" +
 	"\x12case_trial_retried\x18\xd3\x01 \x01(\v2\x1a.bough.v1.CaseTrialRetriedB \x9a\xa0\xe6\xf4\x02\x1a\n" +
 	"\x18evaluation.trial.retriedH\x00R\x10caseTrialRetriedB\t\n" +
-	"\apayload\"\xfc\x06\n" +
+	"\apayload\"\xa4\a\n" +
 	"\x11EvaluationPlanned\x12,\n" +
 	"\beval_set\x18\x01 \x01(\v2\x11.bough.v1.EvalSetR\aevalSet\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x1d\n" +
@@ -1677,7 +1687,8 @@ const file_bough_v1_evaluation_proto_rawDesc = "" +
 	"\x0ererun_suspects\x18\x12 \x01(\x05R\rrerunSuspects\x129\n" +
 	"\x19baseline_not_rerun_reason\x18\x13 \x01(\tR\x16baselineNotRerunReason\x12(\n" +
 	"\x05cells\x18\x14 \x03(\v2\x12.bough.v1.EvalCellR\x05cells\x12#\n" +
-	"\rretry_crashed\x18\x15 \x01(\x05R\fretryCrashed\x1a9\n" +
+	"\rretry_crashed\x18\x15 \x01(\x05R\fretryCrashed\x12&\n" +
+	"\x0freads_all_users\x18\x16 \x01(\bR\rreadsAllUsers\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcc\x01\n" +

@@ -90,7 +90,8 @@ type EvaluationRef struct {
 	// The number of the trial in its case, from 0.
 	Trial int32 `protobuf:"varint,3,opt,name=trial,proto3" json:"trial,omitempty"`
 	// The number of the turn in its case, from 0; of a judge that of the turn that is judged, of a simulated user that of the turn that it
-	// speaks, or would if it did not end the conversation. Absent if it is about none.
+	// speaks, or would if it did not end the conversation. Absent if it is about none, as that of a
+	// judge of a whole conversation.
 	Turn *int32 `protobuf:"varint,4,opt,name=turn,proto3,oneof" json:"turn,omitempty"`
 	// What the evaluation started the run for.
 	Role EvaluationRole `protobuf:"varint,5,opt,name=role,proto3,enum=bough.v1.EvaluationRole" json:"role,omitempty"`
@@ -98,7 +99,8 @@ type EvaluationRef struct {
 	Metric string `protobuf:"bytes,6,opt,name=metric,proto3" json:"metric,omitempty"`
 	// Of a judge that is asked about one rubric, JudgeRubric.id of it; empty for several, and for any other role.
 	RubricId string `protobuf:"bytes,7,opt,name=rubric_id,json=rubricId,proto3" json:"rubric_id,omitempty"`
-	// Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role.
+	// Of a judge, the run of this server that is judged, of a whole conversation the last one; empty for a record that a caller gave, and
+	// for any other role.
 	JudgedRunId string `protobuf:"bytes,8,opt,name=judged_run_id,json=judgedRunId,proto3" json:"judged_run_id,omitempty"`
 	// The number of the attempt at the trial, from 0; above 0 after crashes, see EvalDefaults.retry_crashed. 0 for a judge.
 	Attempt       int32 `protobuf:"varint,9,opt,name=attempt,proto3" json:"attempt,omitempty"`

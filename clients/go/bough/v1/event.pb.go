@@ -1280,7 +1280,9 @@ type RunStarted struct {
 	// of a call that a tool answers.
 	Mocks *ToolMocks `protobuf:"bytes,21,opt,name=mocks,proto3" json:"mocks,omitempty"`
 	// What the run is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did.
-	Evaluation    *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
+	Evaluation *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
+	// The tenant of the user, and of every fork of the run; empty in logs of before it was recorded.
+	TenantId      string `protobuf:"bytes,23,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1446,6 +1448,13 @@ func (x *RunStarted) GetEvaluation() *EvaluationRef {
 		return x.Evaluation
 	}
 	return nil
+}
+
+func (x *RunStarted) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
 }
 
 // The run ended with an answer.
@@ -2141,9 +2150,12 @@ type LlmStarted struct {
 	// The same as a cost, at the price of the model that is asked first; 0 if it has none.
 	ReservedCostNanos int64 `protobuf:"varint,6,opt,name=reserved_cost_nanos,json=reservedCostNanos,proto3" json:"reserved_cost_nanos,omitempty"`
 	// The parameters of the call; unset if all are left to the provider.
-	Settings      *ModelSettings `protobuf:"bytes,7,opt,name=settings,proto3" json:"settings,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Settings *ModelSettings `protobuf:"bytes,7,opt,name=settings,proto3" json:"settings,omitempty"`
+	// The ISO 4217 code of the currency of reserved_cost_nanos; empty if that is 0, and in logs of older servers. An attempt that
+	// was answered and whose usage is never reported is charged the reservation, if this is set.
+	ReservedCurrencyCode string `protobuf:"bytes,8,opt,name=reserved_currency_code,json=reservedCurrencyCode,proto3" json:"reserved_currency_code,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *LlmStarted) Reset() {
@@ -2223,6 +2235,13 @@ func (x *LlmStarted) GetSettings() *ModelSettings {
 		return x.Settings
 	}
 	return nil
+}
+
+func (x *LlmStarted) GetReservedCurrencyCode() string {
+	if x != nil {
+		return x.ReservedCurrencyCode
+	}
+	return ""
 }
 
 // A piece of the model's text.
@@ -2399,7 +2418,10 @@ type LlmRetrying struct {
 	NotSent bool `protobuf:"varint,6,opt,name=not_sent,json=notSent,proto3" json:"not_sent,omitempty"`
 	// The fault that an evaluation injected into the failed attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
 	// attempt went to no provider, but `not_sent` is false: it counts as a model call.
-	FaultIndex    *int32 `protobuf:"varint,7,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	FaultIndex *int32 `protobuf:"varint,7,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	// Whether the failed attempt was sent, but failed before its provider had sent any of an answer. If so it is charged what its
+	// provider reported, and nothing if it reported nothing.
+	Unanswered    bool `protobuf:"varint,8,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2483,6 +2505,13 @@ func (x *LlmRetrying) GetFaultIndex() int32 {
 	return 0
 }
 
+func (x *LlmRetrying) GetUnanswered() bool {
+	if x != nil {
+		return x.Unanswered
+	}
+	return false
+}
+
 // A model call ended with an answer.
 type LlmCompleted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2540,7 +2569,9 @@ type LlmFailed struct {
 	NotSent bool `protobuf:"varint,3,opt,name=not_sent,json=notSent,proto3" json:"not_sent,omitempty"`
 	// The fault that an evaluation injected into the last attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
 	// attempt went to no provider, but `not_sent` is false: it counts as a model call.
-	FaultIndex    *int32 `protobuf:"varint,4,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	FaultIndex *int32 `protobuf:"varint,4,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	// Whether the last attempt was sent, but failed before its provider had sent any of an answer, as in LlmRetrying.
+	Unanswered    bool `protobuf:"varint,5,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2601,6 +2632,13 @@ func (x *LlmFailed) GetFaultIndex() int32 {
 		return *x.FaultIndex
 	}
 	return 0
+}
+
+func (x *LlmFailed) GetUnanswered() bool {
+	if x != nil {
+		return x.Unanswered
+	}
+	return false
 }
 
 // A tool call started.
@@ -4490,7 +4528,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\n" +
 	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x06\n" +
 	"\n" +
 	"RunStarted\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x12\x19\n" +
@@ -4518,7 +4556,8 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x05mocks\x18\x15 \x01(\v2\x13.bough.v1.ToolMocksR\x05mocks\x127\n" +
 	"\n" +
 	"evaluation\x18\x16 \x01(\v2\x17.bough.v1.EvaluationRefR\n" +
-	"evaluation\x1a9\n" +
+	"evaluation\x12\x1b\n" +
+	"\ttenant_id\x18\x17 \x01(\tR\btenantId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14J\x04\b\x14\x10\x15\"\xce\x02\n" +
@@ -4589,7 +4628,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\astep_id\x18\x06 \x01(\tR\x06stepId\x122\n" +
 	"\n" +
 	"end_reason\x18\a \x01(\x0e2\x13.bough.v1.EndReasonR\tendReason\x12;\n" +
-	"\rcancel_reason\x18\t \x01(\x0e2\x16.bough.v1.CancelReasonR\fcancelReason\"\x90\x02\n" +
+	"\rcancel_reason\x18\t \x01(\x0e2\x16.bough.v1.CancelReasonR\fcancelReason\"\xc6\x02\n" +
 	"\n" +
 	"LlmStarted\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1a\n" +
@@ -4599,7 +4638,8 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"tool_names\x18\x04 \x03(\tR\ttoolNames\x12'\n" +
 	"\x0freserved_tokens\x18\x05 \x01(\x03R\x0ereservedTokens\x12.\n" +
 	"\x13reserved_cost_nanos\x18\x06 \x01(\x03R\x11reservedCostNanos\x123\n" +
-	"\bsettings\x18\a \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\"(\n" +
+	"\bsettings\x18\a \x01(\v2\x17.bough.v1.ModelSettingsR\bsettings\x124\n" +
+	"\x16reserved_currency_code\x18\b \x01(\tR\x14reservedCurrencyCode\"(\n" +
 	"\x12LlmOutputTextDelta\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\"'\n" +
 	"\x11LlmReasoningDelta\x12\x12\n" +
@@ -4607,7 +4647,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\x10LlmToolCallDelta\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
-	"\x0farguments_delta\x18\x03 \x01(\tR\x0eargumentsDelta\"\xb9\x02\n" +
+	"\x0farguments_delta\x18\x03 \x01(\tR\x0eargumentsDelta\"\xd9\x02\n" +
 	"\vLlmRetrying\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.bough.v1.RetryReasonR\x06reason\x12*\n" +
 	"\x05error\x18\x02 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12/\n" +
@@ -4618,17 +4658,23 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"lost_usage\x18\x05 \x01(\v2\x0f.bough.v1.UsageR\tlostUsage\x12\x19\n" +
 	"\bnot_sent\x18\x06 \x01(\bR\anotSent\x12$\n" +
 	"\vfault_index\x18\a \x01(\x05H\x00R\n" +
-	"faultIndex\x88\x01\x01B\x0e\n" +
+	"faultIndex\x88\x01\x01\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\b \x01(\bR\n" +
+	"unansweredB\x0e\n" +
 	"\f_fault_index\"A\n" +
 	"\fLlmCompleted\x121\n" +
-	"\bresponse\x18\x01 \x01(\v2\x15.bough.v1.LlmResponseR\bresponse\"\xb8\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2\x15.bough.v1.LlmResponseR\bresponse\"\xd8\x01\n" +
 	"\tLlmFailed\x12*\n" +
 	"\x05error\x18\x01 \x01(\v2\x14.bough.v1.AgentErrorR\x05error\x12.\n" +
 	"\n" +
 	"lost_usage\x18\x02 \x01(\v2\x0f.bough.v1.UsageR\tlostUsage\x12\x19\n" +
 	"\bnot_sent\x18\x03 \x01(\bR\anotSent\x12$\n" +
 	"\vfault_index\x18\x04 \x01(\x05H\x00R\n" +
-	"faultIndex\x88\x01\x01B\x0e\n" +
+	"faultIndex\x88\x01\x01\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\x05 \x01(\bR\n" +
+	"unansweredB\x0e\n" +
 	"\f_fault_index\"\xc7\x01\n" +
 	"\vToolStarted\x12&\n" +
 	"\x04call\x18\x01 \x01(\v2\x12.bough.v1.ToolCallR\x04call\x12'\n" +

@@ -37,7 +37,7 @@ const (
 	AccessRole_ACCESS_ROLE_READ AccessRole = 2
 	// READ; change all runs, sessions and evaluations of the tenant, and its agents.
 	AccessRole_ACCESS_ROLE_ADMIN AccessRole = 3
-	// Reserved for the accounts of a later version.
+	// See the usage and the accounts of all users of the tenant, and change balances.
 	AccessRole_ACCESS_ROLE_BILLING AccessRole = 4
 )
 

@@ -93,6 +93,12 @@ func connection() ([]bough.Option, error) {
 	if token := os.Getenv("DRIVER_TOKEN"); token != "" {
 		options = append(options, bough.WithToken(token))
 	}
+	if file := os.Getenv("DRIVER_TOKEN_FILE"); file != "" {
+		options = append(options, bough.WithTokenSource(func(context.Context) (string, error) {
+			token, err := os.ReadFile(file)
+			return string(token), err
+		}))
+	}
 	file := os.Getenv("DRIVER_CA_FILE")
 	if file == "" {
 		return options, nil

@@ -32,6 +32,7 @@ from bough.sync.catalog import SyncCatalog
 from bough.sync.evaluations import SyncEvaluations
 from bough.sync.sessions import SyncSessions
 from bough.sync.stream import SyncRunStream
+from bough.sync.usage import SyncLedger
 from bough.v1 import (
     access_service_pb2,
     access_service_pb2_grpc,
@@ -50,6 +51,7 @@ from bough.v1 import (
     policy_pb2,
     run_pb2,
     session_service_pb2_grpc,
+    usage_service_pb2_grpc,
 )
 
 
@@ -94,6 +96,7 @@ class Client:
         self.catalog = SyncCatalog(catalog_service_pb2_grpc.CatalogServiceStub(self._channel), self._calls)
         self.sessions = SyncSessions(session_service_pb2_grpc.SessionServiceStub(self._channel), self._calls)
         self.evaluations = SyncEvaluations(self._eval, self._calls, rejoining)
+        self.usage = SyncLedger(usage_service_pb2_grpc.UsageServiceStub(self._channel), self._calls)
         self._timeout, self._rejoining = timeout, rejoining
 
     def __enter__(self) -> Self:

@@ -59,6 +59,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The caller's deadline passed."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 15
     """It was cancelled."""
+    ERROR_REASON_INSUFFICIENT_BALANCE: _ErrorReason.ValueType  # 16
+    """Too little is left of the account that pays for the run. Of a call: nothing of it has happened, and waiting does not help. Of a
+    model call: it was not sent, and nothing is charged.
+    """
     ERROR_REASON_CONCURRENT_EFFECTS: _ErrorReason.ValueType  # 17
     """An agent's code started an effect while another one of the same context was in flight, or in a task that it created. Use
     ctx.gather.
@@ -134,9 +138,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOOL_NOT_MOCKED: _ErrorReason.ValueType  # 48
     """No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
     ERROR_REASON_NOT_INSTALLED: _ErrorReason.ValueType  # 49
-    """The server lacks an optional part that the call needs; the message says which to install. Servers of this version return it
-    for no call.
-    """
+    """The server lacks an optional part that the call needs, or it is not switched on there; the message says which."""
     ERROR_REASON_EVALUATION_NOT_ENDED: _ErrorReason.ValueType  # 50
     """The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 51
@@ -146,6 +148,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 52
     """The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
     caller may not see is NOT_FOUND.
+    """
+    ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 53
+    """A quota of the tenant or of the user is used up. QuotaFailure names both; RetryInfo says after what time the same call may succeed:
+    when the minute, the day or the month (in UTC) is over, or 5 seconds for runs at the same time. Nothing of the call has happened.
+    In a run: a model call was not sent for the same reason. Metadata: quota.
     """
     ERROR_REASON_SESSION_QUEUE_FULL: _ErrorReason.ValueType  # 55
     """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id
@@ -186,7 +193,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     The comments name the keys of ErrorInfo.metadata; a reason without a note has none. With any reason, `violations` is the number of
     violations in BadRequest or PreconditionFailure if some did not fit.
 
-    Values 16 (INSUFFICIENT_BALANCE), 23 (REMOTE_UNAVAILABLE), 53 and 54 are reserved for a later version.
+    Values 23 (REMOTE_UNAVAILABLE) and 54 are reserved for a later version.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -225,6 +232,10 @@ ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 14
 """The caller's deadline passed."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 15
 """It was cancelled."""
+ERROR_REASON_INSUFFICIENT_BALANCE: ErrorReason.ValueType  # 16
+"""Too little is left of the account that pays for the run. Of a call: nothing of it has happened, and waiting does not help. Of a
+model call: it was not sent, and nothing is charged.
+"""
 ERROR_REASON_CONCURRENT_EFFECTS: ErrorReason.ValueType  # 17
 """An agent's code started an effect while another one of the same context was in flight, or in a task that it created. Use
 ctx.gather.
@@ -300,9 +311,7 @@ ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 47
 ERROR_REASON_TOOL_NOT_MOCKED: ErrorReason.ValueType  # 48
 """No mock answers a call of a tool, and the mocks of the run are strict. The tool did not run."""
 ERROR_REASON_NOT_INSTALLED: ErrorReason.ValueType  # 49
-"""The server lacks an optional part that the call needs; the message says which to install. Servers of this version return it
-for no call.
-"""
+"""The server lacks an optional part that the call needs, or it is not switched on there; the message says which."""
 ERROR_REASON_EVALUATION_NOT_ENDED: ErrorReason.ValueType  # 50
 """The evaluation has not ended. Metadata: evaluation_id. BadRequest names the field of the request that names it."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 51
@@ -312,6 +321,11 @@ Nothing of a call that fails at once has happened. A new token may help.
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 52
 """The caller lacks a role that the call needs, or may see but not change what it names. Nothing of the call has happened. What a
 caller may not see is NOT_FOUND.
+"""
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 53
+"""A quota of the tenant or of the user is used up. QuotaFailure names both; RetryInfo says after what time the same call may succeed:
+when the minute, the day or the month (in UTC) is over, or 5 seconds for runs at the same time. Nothing of the call has happened.
+In a run: a model call was not sent for the same reason. Metadata: quota.
 """
 ERROR_REASON_SESSION_QUEUE_FULL: ErrorReason.ValueType  # 55
 """As many runs wait for the session as may: 64. The same call succeeds when one of them has ended. Metadata: session_id, and run_id

@@ -1008,6 +1008,7 @@ class CrashedAttempt(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RUN_IDS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    USER_USAGE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Why it crashed, in a sentence."""
     @_builtins.property
@@ -1016,7 +1017,11 @@ class CrashedAttempt(_message.Message):
 
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What these runs used, their sub-agents included; EvalTrialResult.usage has it too."""
+        """What these runs used, their sub-agents included; CaseTrialResult.usage has it too."""
+
+    @_builtins.property
+    def user_usage(self) -> _usage_pb2.Usage:
+        """What the simulated user used in the attempt; CaseTrialResult.user_usage has it too. Unset without one."""
 
     def __init__(
         self,
@@ -1024,10 +1029,11 @@ class CrashedAttempt(_message.Message):
         reason: _builtins.str = ...,
         run_ids: _abc.Iterable[_builtins.str] | None = ...,
         usage: _usage_pb2.Usage | None = ...,
+        user_usage: _usage_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage", "user_usage", b"user_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "run_ids", b"run_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "run_ids", b"run_ids", "usage", b"usage", "user_usage", b"user_usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1330,7 +1336,7 @@ class CaseTrialResult(_message.Message):
 
     @_builtins.property
     def user_usage(self) -> _usage_pb2.Usage:
-        """What the simulated user used; unset without one."""
+        """What the simulated user used, in crashed attempts too; unset without one."""
 
     @_builtins.property
     def injected_faults(self) -> _containers.RepeatedCompositeFieldContainer[_invocation_pb2.FaultCount]:
@@ -1743,7 +1749,7 @@ class Judgment(_message.Message):
     run_id: _builtins.str
     """The run of the judge, which may be an earlier evaluation's; empty if none was started."""
     turn: _builtins.int
-    """The number of the turn, from 0."""
+    """The number of the turn, from 0; with LlmJudgeMetric.whole_conversation the number of all turns."""
     model: _builtins.str
     """The configured name of the model that judged; empty in results of servers that had one judge for each metric."""
     grade: _builtins.int

@@ -448,7 +448,8 @@ class SimulatedUser(_message.Message):
         """What is expected of the conversation as a whole, beside what EvalTurn.expect says of opening turns: of `answer` the last answer, of
         `tools` and `agents` the calls and agents of all turns in their order, and of `run` how the last run ends, what the session holds
         after it, and the handoffs of all turns. Roots of several turns that have one name are one agent: a lead that answers each turn is
-        one root with all that it called. Scored by the metrics of the case as one turn more; judges and functions score the turns alone.
+        one root with all that it called. Scored by the metrics of the case as one turn more; functions score the turns alone, as do judges
+        without LlmJudgeMetric.whole_conversation.
         """
 
     @_builtins.property
@@ -1460,7 +1461,8 @@ Global___AgentTrajectoryMetric: _TypeAlias = AgentTrajectoryMetric  # noqa: Y015
 class ToolTrajectoryMetric(_message.Message):
     """Compares tool calls, those of nested agents included, with EvalExpectation.tools. The score of a turn is 1 or 0, that of a trial the
     mean over its turns. Calls of agents and of built-in tools, those of session state included, count only if the expectation
-    names them.
+    names them. Without `tools`, turns with `expect` are scored, even if it expects none; in a case where nothing is expected it is
+    INVALID_ARGUMENT.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1710,19 +1712,26 @@ class LlmJudgeMetric(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    WHOLE_CONVERSATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The configured name of the model that judges. Exactly one of model and models is set."""
     template: _builtins.str
     """What the judge reads, with {{placeholders}}: user, answer, expected, tools, tree, earlier, agents.NAME.input, agents.NAME.output. Each
     is replaced by the text between two marks that the text cannot hold; `earlier` is what was said in the turns before, and what tools
-    returned. It needs at least one, and an unknown one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored.
-    Default: all but the agents, and `earlier` only in later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION.
+    returned. With `whole_conversation` there are conversation and goal instead of user and earlier. It needs at least one, and an unknown
+    one is INVALID_ARGUMENT; with more than 250 KiB in all the trial is not scored. Default: all but the agents, and `earlier` only in
+    later turns, if a rubric is GROUNDED or ANSWERS_THE_QUESTION; with `whole_conversation` goal, conversation, expected and tree.
     """
     samples: _builtins.int
     """How often each model is asked each question. Default: 1."""
     fresh: _builtins.bool
     """Whether each trial is judged anew. Otherwise an equal question has one answer, in this evaluation and in later ones, and trials that
     share it count as one: PassStatistics.distinct_trials.
+    """
+    whole_conversation: _builtins.bool
+    """Whether each judge is asked once about the conversation of a trial instead of about each of its turns. `conversation` is then what was
+    said in all turns and what tools returned, `goal` SimulatedUser.goal, or its plan without one, `answer` the last answer, `expected`
+    what SimulatedUser.expect says of it, or the last turn in a case without a user, and the rest what it is for all turns together.
     """
     @_builtins.property
     def rubrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgeRubric]:
@@ -1746,10 +1755,11 @@ class LlmJudgeMetric(_message.Message):
         settings: _model_pb2.ModelSettings | None = ...,
         fresh: _builtins.bool = ...,
         models: _abc.Iterable[_builtins.str] | None = ...,
+        whole_conversation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "fresh", b"fresh", "model", b"model", "models", b"models", "rubrics", b"rubrics", "samples", b"samples", "settings", b"settings", "template", b"template"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "fresh", b"fresh", "model", b"model", "models", b"models", "rubrics", b"rubrics", "samples", b"samples", "settings", b"settings", "template", b"template", "whole_conversation", b"whole_conversation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015

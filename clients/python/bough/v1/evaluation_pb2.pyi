@@ -397,6 +397,7 @@ class EvaluationPlanned(_message.Message):
     BASELINE_NOT_RERUN_REASON_FIELD_NUMBER: _builtins.int
     CELLS_FIELD_NUMBER: _builtins.int
     RETRY_CRASHED_FIELD_NUMBER: _builtins.int
+    READS_ALL_USERS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent that is evaluated; empty if every case has recorded invocations."""
     case_count: _builtins.int
@@ -425,6 +426,10 @@ class EvaluationPlanned(_message.Message):
     """Why the baseline does not run again, in a sentence; empty if it does, and without fresh trials."""
     retry_crashed: _builtins.int
     """How often a trial that crashed is run again."""
+    reads_all_users: _builtins.bool
+    """Whether the runs that the cases name may be of any user of the tenant, since the caller who started the evaluation might see
+    these. Default: runs of other users than `user_id` count as not stored.
+    """
     @_builtins.property
     def eval_set(self) -> _eval_set_pb2.EvalSet:
         """The set, without its cases."""
@@ -481,10 +486,11 @@ class EvaluationPlanned(_message.Message):
         baseline_not_rerun_reason: _builtins.str = ...,
         cells: _abc.Iterable[Global___EvalCell] | None = ...,
         retry_crashed: _builtins.int = ...,
+        reads_all_users: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["baseline", b"baseline", "budget", b"budget", "eval_set", b"eval_set", "pins", b"pins"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "baseline_not_rerun_reason", b"baseline_not_rerun_reason", "budget", b"budget", "case_count", b"case_count", "cells", b"cells", "definitions", b"definitions", "eval_set", b"eval_set", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "pins", b"pins", "request_digest", b"request_digest", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "retry_crashed", b"retry_crashed", "span_id", b"span_id", "trace_id", b"trace_id", "trial_count", b"trial_count", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "allow_removed", b"allow_removed", "baseline", b"baseline", "baseline_not_rerun_reason", b"baseline_not_rerun_reason", "budget", b"budget", "case_count", b"case_count", "cells", b"cells", "definitions", b"definitions", "eval_set", b"eval_set", "gates", b"gates", "labels", b"labels", "max_concurrency", b"max_concurrency", "pins", b"pins", "reads_all_users", b"reads_all_users", "request_digest", b"request_digest", "request_id", b"request_id", "rerun_suspects", b"rerun_suspects", "retry_crashed", b"retry_crashed", "span_id", b"span_id", "trace_id", b"trace_id", "trial_count", b"trial_count", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,7 +68,8 @@ class EvaluationRef(_message.Message):
     """The number of the trial in its case, from 0."""
     turn: _builtins.int
     """The number of the turn in its case, from 0; of a judge that of the turn that is judged, of a simulated user that of the turn that it
-    speaks, or would if it did not end the conversation. Absent if it is about none.
+    speaks, or would if it did not end the conversation. Absent if it is about none, as that of a
+    judge of a whole conversation.
     """
     role: Global___EvaluationRole.ValueType
     """What the evaluation started the run for."""
@@ -77,7 +78,9 @@ class EvaluationRef(_message.Message):
     rubric_id: _builtins.str
     """Of a judge that is asked about one rubric, JudgeRubric.id of it; empty for several, and for any other role."""
     judged_run_id: _builtins.str
-    """Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role."""
+    """Of a judge, the run of this server that is judged, of a whole conversation the last one; empty for a record that a caller gave, and
+    for any other role.
+    """
     attempt: _builtins.int
     """The number of the attempt at the trial, from 0; above 0 after crashes, see EvalDefaults.retry_crashed. 0 for a judge."""
     def __init__(

@@ -677,6 +677,7 @@ class RunStarted(_message.Message):
     STARTS_WITH_FIELD_NUMBER: _builtins.int
     MOCKS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id, which is also this event's."""
     key_root: _builtins.str
@@ -703,6 +704,8 @@ class RunStarted(_message.Message):
     """The member that a supervisor or a swarm starts with because it spoke last, as next_run_starts_with says. Empty if the root
     starts as usual, and for a queued run, whose run_dequeued has it.
     """
+    tenant_id: _builtins.str
+    """The tenant of the user, and of every fork of the run; empty in logs of before it was recorded."""
     @_builtins.property
     def run_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the agents on the way here: the root's only."""
@@ -765,10 +768,11 @@ class RunStarted(_message.Message):
         starts_with: _builtins.str = ...,
         mocks: _eval_set_pb2.ToolMocks | None = ...,
         evaluation: _evaluation_ref_pb2.EvaluationRef | None = ...,
+        tenant_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "evaluation", b"evaluation", "input", b"input", "mocks", b"mocks", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "tenant_id", b"tenant_id", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1156,6 +1160,7 @@ class LlmStarted(_message.Message):
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     RESERVED_COST_NANOS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    RESERVED_CURRENCY_CODE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, by its name in the server's configuration; aliases are resolved."""
     provider: _builtins.str
@@ -1169,6 +1174,10 @@ class LlmStarted(_message.Message):
     """
     reserved_cost_nanos: _builtins.int
     """The same as a cost, at the price of the model that is asked first; 0 if it has none."""
+    reserved_currency_code: _builtins.str
+    """The ISO 4217 code of the currency of reserved_cost_nanos; empty if that is 0, and in logs of older servers. An attempt that
+    was answered and whose usage is never reported is charged the reservation, if this is set.
+    """
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tools that are offered to the model, in order."""
@@ -1187,10 +1196,11 @@ class LlmStarted(_message.Message):
         reserved_tokens: _builtins.int = ...,
         reserved_cost_nanos: _builtins.int = ...,
         settings: _model_pb2.ModelSettings | None = ...,
+        reserved_currency_code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "reserved_cost_nanos", b"reserved_cost_nanos", "reserved_tokens", b"reserved_tokens", "settings", b"settings", "tool_names", b"tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_count", b"message_count", "model", b"model", "provider", b"provider", "reserved_cost_nanos", b"reserved_cost_nanos", "reserved_currency_code", b"reserved_currency_code", "reserved_tokens", b"reserved_tokens", "settings", b"settings", "tool_names", b"tool_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1285,6 +1295,7 @@ class LlmRetrying(_message.Message):
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
     FAULT_INDEX_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     reason: Global___RetryReason.ValueType
     """Why the call is retried."""
     next_model: _builtins.str
@@ -1294,6 +1305,10 @@ class LlmRetrying(_message.Message):
     fault_index: _builtins.int
     """The fault that an evaluation injected into the failed attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
     attempt went to no provider, but `not_sent` is false: it counts as a model call.
+    """
+    unanswered: _builtins.bool
+    """Whether the failed attempt was sent, but failed before its provider had sent any of an answer. If so it is charged what its
+    provider reported, and nothing if it reported nothing.
     """
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
@@ -1317,10 +1332,11 @@ class LlmRetrying(_message.Message):
         lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
         fault_index: _builtins.int | None = ...,
+        unanswered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "next_model", b"next_model", "not_sent", b"not_sent", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "delay", b"delay", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "next_model", b"next_model", "not_sent", b"not_sent", "reason", b"reason", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
     _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015
@@ -1362,12 +1378,15 @@ class LlmFailed(_message.Message):
     LOST_USAGE_FIELD_NUMBER: _builtins.int
     NOT_SENT_FIELD_NUMBER: _builtins.int
     FAULT_INDEX_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     not_sent: _builtins.bool
     """Whether the last attempt was never sent to a provider. If so it does not count as a model call."""
     fault_index: _builtins.int
     """The fault that an evaluation injected into the last attempt, by its number in ToolMocks.faults of the run; absent for none. Such an
     attempt went to no provider, but `not_sent` is false: it counts as a model call.
     """
+    unanswered: _builtins.bool
+    """Whether the last attempt was sent, but failed before its provider had sent any of an answer, as in LlmRetrying."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why the last attempt failed, or why the call was refused."""
@@ -1383,10 +1402,11 @@ class LlmFailed(_message.Message):
         lost_usage: _usage_pb2.Usage | None = ...,
         not_sent: _builtins.bool = ...,
         fault_index: _builtins.int | None = ...,
+        unanswered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "not_sent", b"not_sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "error", b"error", "fault_index", b"fault_index", "lost_usage", b"lost_usage", "not_sent", b"not_sent", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
     _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015

@@ -38,7 +38,7 @@ class _AccessRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AccessRole
     ACCESS_ROLE_ADMIN: _AccessRole.ValueType  # 3
     """READ; change all runs, sessions and evaluations of the tenant, and its agents."""
     ACCESS_ROLE_BILLING: _AccessRole.ValueType  # 4
-    """Reserved for the accounts of a later version."""
+    """See the usage and the accounts of all users of the tenant, and change balances."""
 
 class AccessRole(_AccessRole, metaclass=_AccessRoleEnumTypeWrapper):
     """What a caller may do in its tenant. A caller can have several."""
@@ -54,7 +54,7 @@ ACCESS_ROLE_READ: AccessRole.ValueType  # 2
 ACCESS_ROLE_ADMIN: AccessRole.ValueType  # 3
 """READ; change all runs, sessions and evaluations of the tenant, and its agents."""
 ACCESS_ROLE_BILLING: AccessRole.ValueType  # 4
-"""Reserved for the accounts of a later version."""
+"""See the usage and the accounts of all users of the tenant, and change balances."""
 Global___AccessRole: _TypeAlias = AccessRole  # noqa: Y015
 
 @_typing.final

@@ -103,11 +103,11 @@ def _gate_line(gate: eval_result_pb2.GateResult, width: int) -> Text:
 def _total_line(result: eval_result_pb2.EvalResult) -> Text:
     found = result.totals
     line = Text(f"{result_text(result)}: ", style=_STYLES.get(result.verdict, ""))
-    parts = [f"{found.cases_passed} of {pluralize(found.cases, 'case')} passed"]
+    parts = [f"{found.cases_passed:,} of {pluralize(found.cases, 'case')} passed"]
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
     if found.trials > found.cases:
-        parts.append(f"{found.trials_passed} of {pluralize(found.trials, 'trial')} passed")
+        parts.append(f"{found.trials_passed:,} of {pluralize(found.trials, 'trial')} passed")
     if found.HasField("pass_rate_interval"):
         parts.append(f"pass rate {pass_rate_text(found)}")
     if tokens(found.usage) is not None:

@@ -87,10 +87,15 @@ def tokens_text(usage: usage_pb2.Usage) -> str:
 
 
 def amount_text(usage: usage_pb2.Usage) -> str:
-    """Format the cost without its currency: four decimals, or six if it is below 0.001."""
-    if not usage.HasField("cost_nanos"):
-        return UNKNOWN
-    units = usage.cost_nanos / 1e9
+    """Format the cost without its currency, as `nanos_text` does."""
+    return nanos_text(usage.cost_nanos) if usage.HasField("cost_nanos") else UNKNOWN
+
+
+def nanos_text(nanos: int) -> str:
+    """Format billionths of a currency: four decimals, or six below 0.001."""
+    if nanos < 0:
+        return f"-{nanos_text(-nanos)}"
+    units = nanos / 1e9
     if units == 0 or units >= 0.001:
         return f"{units:,.4f}"
     return f"{units:.6f}" if units >= 0.000001 else "<0.000001"

@@ -154,8 +154,8 @@ class AdkImporter:
         if name == _TOOL_TRAJECTORY:
             return _compares_tools(_mode(criterion), ignores_arguments=criterion.flag("ignoreArgs"))
         if name == _WORDS:
-            self.notes.add(f"The metric {name!r} compares whole words, ADK their stems: scores may be lower here.")
-            return ComparesWords()
+            note = f"The metric {name!r} compares whole words, ADK their stems: scores may be lower here."
+            return ComparesWords(note=note)
         if name not in _JUDGES:
             raise NoCounterpart(_REASONS.get(name, "no metric here judges the same"))
         if not self.judge:

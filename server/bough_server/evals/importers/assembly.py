@@ -162,8 +162,8 @@ class _Placement:
                 return EvalMetric(name=name, threshold=metric.threshold, tool_trajectory=wanted)
             case ComparesAnswers() as compares:
                 return self._build_answer_metric(name, metric, compares)
-            case ComparesWords(bound=bound):
-                return self._build_word_metric(name, metric, bound)
+            case ComparesWords() as compares:
+                return self._build_word_metric(name, metric, compares)
             case AsksJudge() as judge:
                 return EvalMetric(name=name, threshold=metric.threshold, llm_judge=judge.build())
             case str(reason):
@@ -218,7 +218,7 @@ class _Placement:
             built.final_response.answer.CopyFrom(_require_one_turn(answers))
         return built
 
-    def _build_word_metric(self, name: str, metric: ImportedMetric, bound: float | None) -> EvalMetric:
+    def _build_word_metric(self, name: str, metric: ImportedMetric, compares: ComparesWords) -> EvalMetric:
         references = [turn.answer for turn in self.case.turns if turn.answer]
         if not references:
             raise NoCounterpart("no answer is expected whose words it could compare")
@@ -226,8 +226,10 @@ class _Placement:
             if problem := reference_mistake("rouge_1", reference):
                 raise NoCounterpart(f"an expected answer {problem.rstrip('.')}")
         built = EvalMetric(name=name, threshold=metric.threshold, rouge_1=RougeMetric())
-        if bound is not None:
-            built.threshold = bound if metric.threshold else 0
+        if compares.note:
+            self.notes.add(compares.note)
+        if compares.bound is not None:
+            built.threshold = compares.bound if metric.threshold else 0
             if len(self.case.turns) > 1:
                 self.notes.add(
                     f"The metric {metric.name!r} bounds the mean of the turns instead of each.", self.case.id

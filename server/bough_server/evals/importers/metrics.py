@@ -44,6 +44,8 @@ class ComparesWords:
 
     bound: float | None = None
     """The F1 that the answer of each turn has to reach; None if the mean has to reach the metric's threshold."""
+    note: str = ""
+    """How the scores of the other tool differ, as a sentence; empty if they do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final
 
 from bough.v1 import (
@@ -21,13 +22,13 @@ from bough_server.errors import CallError, NotFound, ServerStopping, SessionExis
 from bough_server.evals.job.answers import answers_to
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.mock_uses import build_remaining_mocks, count_mock_uses
-from bough_server.evals.job.model_runs import ModelRuns, build_policy
+from bough_server.evals.job.model_runs import ModelRuns, build_policy, start_within_quotas
 from bough_server.evals.job.simulated_users import speak
 from bough_server.evals.job.trial_runs import CaseTrial, NotScorable, TrialRuns
 from bough_server.evals.metrics.run_outcome import find_expected_state, needs_state
 from bough_server.evals.sets.cases_from_runs import mocks_of
 from bough_server.evals.trees.folding import UNLIMITED, TreeBuilder, read_invocation, read_source
-from bough_server.identity import Principal
+from bough_server.identity import Principal, Scope
 from bough_server.log import events
 from bough_server.log.session_state import values_of
 from bough_server.observability.tracing import Parent
@@ -73,8 +74,13 @@ class TrialRunner:
         definitions: Sequence[agent_pb2.AgentDefinition],
         is_cancelled: Callable[[], bool],
         trace: Parent,
+        scope: Scope,
     ) -> None:
-        """`trace` is that of the evaluation's caller, whose part the runs are, except forks."""
+        """`trace` is that of the evaluation's caller, whose part the runs are, except forks.
+
+        `scope`: where the runs that cases name are looked up.
+        """
+        self._scope = scope
         self._trace = trace
         self._dependencies, self._principal, self._is_cancelled = dependencies, principal, is_cancelled
         self._evaluation_id, self._agent, self._definitions = evaluation_id, agent, definitions
@@ -93,7 +99,7 @@ class TrialRunner:
         runs, log = self._dependencies.runs, self._dependencies.store.log
         try:
             return [
-                await read_source(runs, log, self._principal, turn.recorded, has_state=needs_state(case))
+                await read_source(runs, log, self._scope, turn.recorded, has_state=needs_state(case))
                 for turn in case.turns
             ]
         except (ServerStopping, StorageFailed):
@@ -157,15 +163,16 @@ class TrialRunner:
             runs.add_message(said.message, run_id=said.run_id)
         return not said.is_done
 
-    async def cancel_all(self, *, note: str) -> None:
-        """Cancel every run of the evaluation that has not ended."""
-        open_runs = RunFilter(evaluation_id=self._evaluation_id, states=_OPEN)
+    async def cancel_all(self, *, note: str, case_id: str = "", trial: int | None = None) -> None:
+        """Cancel every run of the evaluation that has not ended, or of a case or one of its trials."""
+        open_runs = RunFilter(evaluation_id=self._evaluation_id, case_id=case_id, states=_OPEN)
         token = ""
         while True:
             page = Page(size=_PAGE_RUNS, token=token)
             found, token = await self._dependencies.store.runs.list(self._principal, open_runs, page)
             for run in found:
-                await self._cancel(run.run_id, note=note)
+                if trial is None or run.evaluation.trial == trial:
+                    await self._cancel(run.run_id, note=note)
             if not token:
                 return
 
@@ -184,12 +191,13 @@ class TrialRunner:
     ) -> RunRow:
         """Start a turn, or find the run that was started for it before."""
         if number == 0 and case.HasField("origin"):
-            record = await self._fork(case, named, mocks)
+            start = partial(self._fork, case, named, mocks)
         else:
             if number == 0:
                 await self._prepare_session(case, named)
             turn = case.turns[number]
-            record = await self._start(case, named, turn, session=session_id, number=number, mocks=mocks)
+            start = partial(self._start, case, named, turn, session=session_id, number=number, mocks=mocks)
+        record = await start_within_quotas(start, clock=self._dependencies.clock, is_cancelled=self._is_cancelled)
         if self._is_cancelled():  # while the run was created, unseen by cancel_all
             await self._cancel(record.run.run_id, note="")
         return record
@@ -252,7 +260,11 @@ class TrialRunner:
         if origin.HasField("changes"):
             request.changes.CopyFrom(origin.changes)
         record, _ = await self._dependencies.runs.fork(
-            self._principal, request, deadline_time_ns=None, evaluation=EvaluationRun(ref=named.ref(0), mocks=mocks)
+            self._principal,
+            request,
+            deadline_time_ns=None,
+            evaluation=EvaluationRun(ref=named.ref(0), mocks=mocks),
+            scope=self._scope,
         )
         return record
 
@@ -272,7 +284,7 @@ class TrialRunner:
         return mocks
 
     async def _read_invocation(self, run_id: str) -> invocation_pb2.Invocation:
-        return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._principal, run_id)
+        return await read_invocation(self._dependencies.runs, self._dependencies.store.log, self._scope, run_id)
 
     async def _finish(self, row: RunRow, case: eval_set_pb2.EvalCase) -> tuple[invocation_pb2.Invocation, str]:
         """Follow a run to its end and answer what it asks. Raises NotScorable.

@@ -46,7 +46,9 @@ class EvaluationDependencies:
     threads: ThreadLimit = field(default_factory=lambda: ThreadLimit(METRIC_THREADS, spare=HUNG_METRIC_THREADS))
     """Where the operator's metrics run."""
 
-    def collect_known_names(self) -> KnownNames:
-        """Return the names that sets may refer to. Agents and tools are checked with the rest of a run's start."""
+    def collect_known_names(self, tenant_id: str) -> KnownNames:
+        """Return the names that a tenant's sets may refer to; agents and tools are checked when a run starts."""
         metrics = {name: function.takes_configuration for name, function in self.metrics.items()}
-        return KnownNames(models=frozenset(self.models), metrics=metrics)
+        resolver = self.agents.for_tenant(tenant_id).resolver
+        models = frozenset(name for name in self.models if resolver.model(name) is not None)
+        return KnownNames(models=models, metrics=metrics)

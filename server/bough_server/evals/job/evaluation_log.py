@@ -103,7 +103,7 @@ class EvaluationState:
             self.spent.add(Sums.of(used))
         del result.turns[:]
         for score in result.scores:
-            runs = dict.fromkeys(said.run_id for said in score.judgments)
+            runs = dict.fromkeys(judgment.run_id for judgment in score.judgments)
             self.judge_runs.update(runs)
             del score.judgments[:]
             # Which judgments trials share is part of their statistics.

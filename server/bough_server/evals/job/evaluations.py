@@ -73,10 +73,10 @@ class Evaluations:
     ) -> EvaluationRow:
         """Create an evaluation and start it, or return the one that the same request started before.
 
-        `trace` is the caller's; the runs are part of it. `scope`: where the baseline is looked up; default: among the
-        principal's own evaluations.
-        Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, ServerStopping and
-        StorageFailed.
+        `trace` is the caller's; the runs are part of it. `scope`: where the baseline, and the runs that
+        cases name, are looked up; default: among the principal's own.
+        Raises InvalidRequest, NotFound (agent, baseline), AgentUnusable, RequestIdReused, InsufficientBalance,
+        ServerStopping and StorageFailed.
         """
         self._refuse_while_stopping()
         request.DiscardUnknownFields()
@@ -85,6 +85,7 @@ class Evaluations:
             earlier = await self.dependencies.store.evaluations.find_request(principal, request.request_id)
             if earlier is not None:
                 return _same_request(earlier, digest, request.request_id)
+        await self.dependencies.runs.check_spending(principal)
         baseline = None
         if request.HasField("baseline"):
             baseline = await self.baseline(
@@ -92,6 +93,7 @@ class Evaluations:
             )
         planned = await plan(self.dependencies, principal, request, baseline=baseline, digest=digest)
         planned.started.trace_id, planned.started.span_id = trace.ids()
+        planned.started.reads_all_users = scope is not None and scope.user_id is None
         self._refuse_while_stopping()
         try:
             return await self._create(principal, request, planned)

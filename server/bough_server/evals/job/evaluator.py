@@ -14,7 +14,7 @@ from bough.v1 import (
     invocation_pb2,
     usage_pb2,
 )
-from bough_server.errors import Fenced, RunError, ServerStopping, StorageFailed
+from bough_server.errors import Fenced, InsufficientBalance, RunError, ServerStopping, StorageFailed
 from bough_server.evals.job.baseline_agents import explain_missing_pins, read_pinned_definitions
 from bough_server.evals.job.case_trials import TrialRunner
 from bough_server.evals.job.dependencies import EvaluationDependencies
@@ -23,11 +23,13 @@ from bough_server.evals.job.judges import Judges
 from bough_server.evals.job.judging import add_used_mocks, score_all_metrics
 from bough_server.evals.job.planning import definitions_of_cell
 from bough_server.evals.job.trial_runs import NotScorable, TrialRuns
-from bough_server.evals.metrics.scoring import build_crashed_attempt, build_not_evaluated_result, has_crashed
+from bough_server.evals.metrics.scoring import build_not_evaluated_result, has_crashed
 from bough_server.evals.results.evaluation_verdict import compute_verdict
 from bough_server.evals.sets.eval_set import is_recorded
+from bough_server.identity import WholeTenant
 from bough_server.log.usage import Sums
 from bough_server.observability.tracing import Parent
+from bough_server.quotas import QuotaExceeded
 from bough_server.store.ports.evaluations import EvaluationRow
 from bough_server.store.ports.log import EvaluationLogEvent
 from bough_server.threads import run_in_thread
@@ -98,14 +100,16 @@ class LiveEvaluation:
         self._cancel_asked = asyncio.Event()
 
     def _build_runner(self, agent: str, definitions: Sequence[agent_pb2.AgentDefinition]) -> TrialRunner:
+        principal = self.record.principal
         return TrialRunner(
             self._dependencies,
-            self.record.principal,
+            principal,
             evaluation_id=self.evaluation_id,
             agent=agent,
             definitions=definitions,
             is_cancelled=lambda: self._fold.cancel is not None,
             trace=self._trace,
+            scope=WholeTenant(tenant_id=principal.tenant_id) if self._fold.planned.reads_all_users else principal,
         )
 
     def launch(self) -> None:
@@ -215,6 +219,8 @@ class LiveEvaluation:
         if self._baseline_runner is None:
             principal, pins = self.record.principal, self._fold.planned.baseline.pins
             if why := await explain_missing_pins(self._dependencies, principal, pins):
+                # An earlier server may have begun it, with what the baseline ran with.
+                await self._runner.cancel_all(note=why, case_id=planned.eval_case.id, trial=trial)
                 raise NotScorable(why)
             definitions = await read_pinned_definitions(self._dependencies, principal, pins)
             self._baseline_runner = self._build_runner(pins.agent, definitions)
@@ -230,7 +236,7 @@ class LiveEvaluation:
     async def _execute_trial(self, planned: evaluation_pb2.CasePlanned, trial: int) -> None:
         case, named = planned.eval_case, self._runner.build_trial(planned, trial)
         # A trial that has begun is finished: its runs are paid for, and a restart must not change its result.
-        if (used_up := self._check_budget()) and (case.id, trial) not in self._fold.started:
+        if (case.id, trial) not in self._fold.started and (used_up := await self._explain_end()):
             await self._record_score(planned, build_not_evaluated_result(case, trial, used_up), ())
             return
         if (case.id, trial) not in self._fold.started:
@@ -291,7 +297,7 @@ class LiveEvaluation:
             attempt += 1
             event = evaluation_pb2.EvaluationEvent()
             event.case_trial_retried.case_id, event.case_trial_retried.trial = case.id, trial
-            event.case_trial_retried.crashed_attempt.CopyFrom(build_crashed_attempt(runs.case, runs.invocations))
+            event.case_trial_retried.crashed_attempt.CopyFrom(runs.build_crashed_attempt())
             if not case.HasField("origin"):
                 event.case_trial_retried.session_id = runner.build_trial(planned, trial, attempt=attempt).session_id
             await self._recorder.record(event)
@@ -337,11 +343,7 @@ class LiveEvaluation:
         """
         result.purpose = self._fold.find_purpose(planned, result.trial)
         if attempts := self._fold.crashed_attempts.get((result.case_id, result.trial)):
-            used = Sums.of(result.usage)
-            for attempt in attempts:
-                used.add(Sums.of(attempt.usage))
-            result.usage.CopyFrom(used.usage())
-            result.crashed_attempts.extend(attempts)
+            _add_attempts(result, attempts)
         event = evaluation_pb2.EvaluationEvent()
         event.case_trial_scored.result.CopyFrom(result)
         await self._recorder.record(event)
@@ -375,6 +377,19 @@ class LiveEvaluation:
         # In one transaction: if a server crashed in between, the next would compute the verdict again.
         await self._recorder.record(totaled, end)
 
+    async def _explain_end(self) -> str:
+        """Return a sentence if no further trial may begin, else an empty text.
+
+        What ends it is its budget, a quota of tokens or cost, or the balance of its user.
+        """
+        if used_up := self._check_budget():
+            return used_up
+        try:
+            await self._dependencies.runs.check_spending(self.record.principal)
+        except (InsufficientBalance, QuotaExceeded) as error:
+            return error.message
+        return ""
+
     def _check_budget(self) -> str:
         """Return a sentence if the budget of the evaluation is used up, else an empty text."""
         limits, spent = self._fold.planned.budget, self._fold.spent.usage()
@@ -387,6 +402,18 @@ class LiveEvaluation:
             if elapsed >= limits.wall_duration.ToNanoseconds():
                 return "The budget of the evaluation is used up: its wall_duration has passed."
         return ""
+
+
+def _add_attempts(result: eval_result_pb2.CaseTrialResult, attempts: Sequence[eval_result_pb2.CrashedAttempt]) -> None:
+    """Add to the result of a trial its attempts that crashed, and what they used."""
+    used, user_used = Sums.of(result.usage), Sums.of(result.user_usage)
+    for attempt in attempts:
+        used.add(Sums.of(attempt.usage))
+        user_used.add(Sums.of(attempt.user_usage))
+    result.usage.CopyFrom(used.usage())
+    if any(one.HasField("user_usage") for one in (result, *attempts)):
+        result.user_usage.CopyFrom(user_used.usage())
+    result.crashed_attempts.extend(attempts)
 
 
 def _amounts(spent: usage_pb2.Usage) -> Iterator[tuple[str, int]]:

@@ -44,7 +44,7 @@ async def score_invocations(
     The runs of judges are the principal's. Raises InvalidRequest, NotFound and SequenceOutOfRange.
     """
     case = _case(request)
-    await _check(dependencies, case)
+    await _check(dependencies, principal.tenant_id, case)
     found = _Found(request, case)
     # One for all records: what a judge used for several of them is counted once.
     judges = Judges(dependencies, principal)
@@ -142,11 +142,11 @@ async def diff_invocations(
     return await run_in_thread(diff, before, after)
 
 
-async def _check(dependencies: EvaluationDependencies, case: eval_set_pb2.EvalCase) -> None:
+async def _check(dependencies: EvaluationDependencies, tenant_id: str, case: eval_set_pb2.EvalCase) -> None:
     one = eval_set_pb2.EvalSet(name="given", cases=[case])
     # Marks the case as one that is not run, as those of the request are.
     one.cases[0].turns[0].recorded.run.run_id = "given"
-    wrong = await run_in_thread(request_problems, one, known=dependencies.collect_known_names())
+    wrong = await run_in_thread(request_problems, one, known=dependencies.collect_known_names(tenant_id))
     if wrong:
         raise InvalidRequest([FieldViolation(field=_in_request(path), description=text) for path, text in wrong])
 

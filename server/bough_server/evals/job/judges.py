@@ -23,6 +23,7 @@ from bough_server.errors import CallError, RunError, ServerStopping, StorageFail
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.model_runs import OF_SERVER, ModelRuns, build_request
 from bough_server.evals.metrics import llm_judge
+from bough_server.evals.metrics.judge_prompts import list_judged_parts
 from bough_server.evals.metrics.turn import name_of
 from bough_server.evals.results.content import build_redactor, redact_copy
 from bough_server.evals.trees.folding import read_invocation
@@ -90,9 +91,7 @@ class Judges:
         except RunError as error:
             return llm_judge.score(metric, (), problem=f"The judge was not asked: {error.message}")
         anew = f"{self._evaluation_id}\0{case.id}\0{trial}" if metric.llm_judge.fresh else ""
-        refs = [
-            self._ref(metric, case, question, judged_run_id=run_ids[question.turn], trial=trial) for question in asked
-        ]
+        refs = [self._ref(metric, case, question, run_ids=run_ids, trial=trial) for question in asked]
         # All are awaited, although one fails: a run that was started must be counted.
         answers = await asyncio.gather(
             *(self._answer(question, ref, used, anew=anew) for question, ref in zip(asked, refs, strict=True)),
@@ -115,7 +114,7 @@ class Judges:
         case: eval_set_pb2.EvalCase,
         question: llm_judge.Question,
         *,
-        judged_run_id: str,
+        run_ids: Sequence[str],
         trial: int,
     ) -> evaluation_ref_pb2.EvaluationRef:
         """Return what the run of a question is in the evaluation, or in a call that scores given records."""
@@ -124,11 +123,11 @@ class Judges:
             evaluation_id=self._evaluation_id,
             case_id=case.id if self._evaluation_id else "",
             trial=trial,
-            turn=question.turn,
+            turn=None if question.is_conversation else question.turn,
             role=evaluation_ref_pb2.EVALUATION_ROLE_JUDGE,
             metric=name_of(metric),
             rubric_id=rubrics[0].id if len(rubrics) == 1 else "",
-            judged_run_id=judged_run_id,
+            judged_run_id=run_ids[-1 if question.is_conversation else question.turn],
         )
 
     async def _answer(
@@ -192,15 +191,16 @@ def _questions(
     rules: RedactionRules,
 ) -> list[llm_judge.Question]:
     """Return what a judge is asked, without what the rules remove."""
-    turns, judge = list(case.turns), metric.llm_judge
+    judge = metric.llm_judge
     if not rules.is_empty:
-        redactor = build_redactor([*turns, *invocations], rules)
-        turns = [redact_copy(turn, redactor) for turn in turns]
+        # Of the case, judges see no more than this.
+        case = eval_set_pb2.EvalCase(turns=case.turns, user=case.user if case.HasField("user") else None)
+        redactor = build_redactor([case, *invocations], rules)
+        case = redact_copy(case, redactor)
         invocations = [_redact_record(invocation, judge.template, redactor) for invocation in invocations]
         judge = _redact_judge(judge, redactor)
-    return [
-        question for judged in llm_judge.turns_of(turns, invocations) for question in llm_judge.questions(judge, judged)
-    ]
+    judged = list_judged_parts(judge, case, invocations)
+    return [question for one in judged for question in llm_judge.questions(judge, one)]
 
 
 def _redact_record(

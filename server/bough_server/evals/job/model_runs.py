@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -19,10 +19,12 @@ from bough.v1 import (
     run_pb2,
 )
 from bough_server import messages
+from bough_server.clock import Clock
 from bough_server.errors import RunError
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.identity import Principal
 from bough_server.observability.tracing import Parent
+from bough_server.quotas import QuotaExceeded
 from bough_server.runs.admission import EvaluationRun
 from bough_server.store.ports.runs import RunRow
 
@@ -63,10 +65,20 @@ class ModelRuns:
         found = await self._dependencies.store.runs.find_request(self._principal, request.request_id)
         if found is not None:
             return found.run, True
+        record = await start_within_quotas(
+            lambda: self._shield_start(request, ref),
+            clock=self._dependencies.clock,
+            is_cancelled=self._is_cancelled,
+        )
+        return record.run, False
+
+    async def _shield_start(
+        self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef
+    ) -> RunRow:
         # Shielded: whatever stops the caller meanwhile must not leave a run of an evaluation that is cancelled.
         starting = asyncio.create_task(self._start(request, ref))
         starting.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return (await asyncio.shield(starting)).run, False
+        return await asyncio.shield(starting)
 
     async def _start(self, request: agent_service_pb2.RunRequest, ref: evaluation_ref_pb2.EvaluationRef) -> RunRow:
         if self._is_cancelled():
@@ -97,6 +109,30 @@ class ModelRuns:
         if answer is None:
             return ModelAnswer(run=ended, problem=ended.error.message or "its run has no answer.")
         return ModelAnswer(run=ended, text=messages.text_of(answer))
+
+
+_CHECK_SECONDS: Final = 1.0
+"""How soon an evaluation that waits for a quota notices that it was cancelled."""
+
+
+async def start_within_quotas(
+    start: Callable[[], Awaitable[RunRow]], *, clock: Clock, is_cancelled: Callable[[], bool]
+) -> RunRow:
+    """Start a run as soon as the quotas on runs at the same time and on runs a minute allow it.
+
+    Raises what `start` raises: QuotaExceeded for these two only if the evaluation is cancelled meanwhile.
+    """
+    while True:
+        try:
+            return await start()
+        except QuotaExceeded as error:
+            if not error.is_on_starts:
+                raise
+            again = clock.monotonic() + (error.retry_delay or 0.0)
+            while (left := again - clock.monotonic()) > 0:
+                if is_cancelled():
+                    raise
+                await clock.sleep(min(left, _CHECK_SECONDS))
 
 
 def build_request(

@@ -75,7 +75,11 @@ async def plan(
     trials = request.trials if request.HasField("trials") else None
     # In a thread: a set of 8 MiB takes seconds to check.
     wrong = await run_in_thread(
-        request_problems, request.eval_set, agent=request.agent, known=dependencies.collect_known_names(), trials=trials
+        request_problems,
+        request.eval_set,
+        agent=request.agent,
+        known=dependencies.collect_known_names(principal.tenant_id),
+        trials=trials,
     )
     violations = [FieldViolation(field=_in_request(path, request), description=text) for path, text in wrong]
     violations += [*_large_definitions(request), *_meaningless_bounds(request)]

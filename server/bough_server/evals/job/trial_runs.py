@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from bough.v1 import eval_result_pb2, eval_set_pb2, evaluation_ref_pb2, input_pb2, invocation_pb2
 from bough_server.evals.job.model_runs import OF_SERVER
+from bough_server.evals.metrics.scoring import build_crashed_attempt
 from bough_server.evals.sets.eval_set import max_turns_of
 from bough_server.log.usage import Sums
 from bough_server.messages import copy_of
@@ -90,6 +91,13 @@ class TrialRuns:
         """Add a turn that begins with what the simulated user said in a run."""
         self.user_run_ids[len(self.case.turns)] = run_id
         self.case.turns.add(user=message)
+
+    def build_crashed_attempt(self) -> eval_result_pb2.CrashedAttempt:
+        """Return what is kept of these runs if one of them crashed and the trial begins anew."""
+        attempt = build_crashed_attempt(self.case, self.invocations)
+        if self.case.HasField("user"):
+            attempt.user_usage.CopyFrom(self.user_used.usage())
+        return attempt
 
     def add_user_to(self, result: eval_result_pb2.CaseTrialResult) -> None:
         """Add to the trial's result what its simulated user did, if there is one."""

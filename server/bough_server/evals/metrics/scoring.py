@@ -285,11 +285,11 @@ def _shorten(result: CaseTrialResult) -> None:
         for score in result.scores:
             for tree in score.tree_comparisons:
                 del tree.differences[keep:]
-    keep = max((len(said.reason) for score in result.scores for said in score.judgments), default=0)
+    keep = max((len(judgment.reason) for score in result.scores for judgment in score.judgments), default=0)
     while keep and sum(score.ByteSize() for score in result.scores) > _MAX_SCORE_BYTES:
         keep //= 2
-        for said in (said for score in result.scores for said in score.judgments):
-            said.reason = said.reason[:keep]
+        for judgment in (judgment for score in result.scores for judgment in score.judgments):
+            judgment.reason = judgment.reason[:keep]
 
 
 def _add_turns(

@@ -30,6 +30,7 @@ from bough_server.evals.reports.words import (
     value_text,
     verdict_text,
 )
+from bough_server.evals.results.gate_numbers import pluralize
 from bough_server.evals.results.verdicts import list_usages
 
 _CHANGE_STYLES: Final = {
@@ -183,8 +184,8 @@ def _labels(case: eval_result_pb2.CaseResult) -> list[str]:
 def _head(result: eval_result_pb2.EvalResult, comparison: eval_result_pb2.EvalComparison | None) -> Iterator[Note]:
     found = result.totals
     parts = [
-        f"{found.cases_passed} of {found.cases} cases passed",
-        f"{found.trials_passed} of {found.trials} trials passed",
+        f"{found.cases_passed:,} of {pluralize(found.cases, 'case')} passed",
+        f"{found.trials_passed:,} of {pluralize(found.trials, 'trial')} passed",
     ]
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")

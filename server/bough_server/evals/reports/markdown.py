@@ -61,9 +61,9 @@ def markdown_text(result: eval_result_pb2.EvalResult, comparison: eval_result_pb
     head = [*_head(result), *_fit_list(_gates(result))]
     if comparison is not None:
         head += [f"Against the baseline: {comparison_text(comparison)}.", ""]
-        said = [_plain(text, _MOST_SENTENCE) for text in comparison_sentences(comparison, result.suspects)]
-        said += map(_plain, comparison.pins_changed)
-        head += [*_fit_list(f"- {text}" for text in said), *_fit_table(_changes(comparison))]
+        sentences = [_plain(text, _MOST_SENTENCE) for text in comparison_sentences(comparison, result.suspects)]
+        sentences += map(_plain, comparison.pins_changed)
+        head += [*_fit_list(f"- {text}" for text in sentences), *_fit_table(_changes(comparison))]
     cases = sorted(result.cases, key=lambda case: case.verdict == _PASSED)
     rows = [_row(case) for case in cases]
     kept, left_out = _fitting(rows, MAX_CHARACTERS - sum(len(line) + 1 for line in head) - 200)
@@ -81,7 +81,7 @@ def _head(result: eval_result_pb2.EvalResult) -> Iterator[str]:
     if incomplete := incomplete_text(result):
         yield _plain(incomplete)
         yield ""
-    parts = [f"{found.cases_passed} of {found.cases} cases passed"]
+    parts = [f"{found.cases_passed:,} of {pluralize(found.cases, 'case')} passed"]
     if found.cases_not_evaluated:
         parts.append(f"{found.cases_not_evaluated} not scored")
     if found.HasField("pass_rate"):

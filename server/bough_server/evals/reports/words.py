@@ -6,6 +6,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2, execution_pb2
 from bough_server.evals.results.gate_numbers import pluralize
+from bough_server.evals.results.significance import describe_p_value
 from bough_server.evals.results.verdicts import list_usages
 
 STATUS: Final = {
@@ -44,7 +45,8 @@ def comparison_sentences(
         found = pluralize(count, "regression") if count else "No regression is proven"
         yield (
             f"{found}: over {pluralize(test.cases, 'case')} {test.candidate.passed} of {test.candidate.trials} trials "
-            f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline (p = {test.p_value:.2g})."
+            f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline "
+            f"({describe_p_value(test.p_value)})."
         )
     elif suspects.trials and not suspects.case_ids and not any(map(_has_failed_in_both, comparison.cases)):
         yield "No regression: no trial failed of a case that the baseline has."
@@ -147,7 +149,7 @@ def best_text(result: eval_result_pb2.EvalResult) -> str:
     """Return whether a cell is the best, as a sentence; empty if there are no cells to compare."""
     for cell in result.cells:
         if cell.HasField("p_value"):
-            p_value = f"p = {cell.p_value:.2g}, corrected for {len(result.cells)} cells"
+            p_value = f"{describe_p_value(cell.p_value)}, corrected for {len(result.cells)} cells"
             if cell.best:
                 return f"{cell.cell} passes more often than every other cell ({p_value})."
             return f"No cell is proven to be the best: {cell.cell} has the highest pass rate ({p_value})."

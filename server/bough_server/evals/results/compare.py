@@ -15,7 +15,7 @@ from bough_server.evals.results.changes import (
     judge_cases,
 )
 from bough_server.evals.results.gate_numbers import pluralize
-from bough_server.evals.results.significance import rejects
+from bough_server.evals.results.significance import describe_p_value, rejects
 from bough_server.evals.results.verdicts import PASSED, total_cost
 
 SAME: Final = eval_result_pb2.CASE_CHANGE_SAME
@@ -219,8 +219,8 @@ def _explain_case(compared: eval_result_pb2.CaseComparison) -> str:
     counts = f"{new.passed} of {pluralize(new.trials, 'trial')} passed, {old.passed} of {old.trials} in the baseline"
     if not compared.HasField("p_value"):
         return f"{counts}. No trial failed, so it has no fresh ones, which a proof would take."
-    chance = "which may be chance " if compared.change == UNCLEAR else ""
-    return f"{counts}, {chance}(p = {compared.p_value:.2g})." if chance else f"{counts} (p = {compared.p_value:.2g})."
+    chance = ", which may be chance" if compared.change == UNCLEAR else ""
+    return f"{counts}{chance} ({describe_p_value(compared.p_value)})."
 
 
 def _pass_rate(case: eval_result_pb2.CaseResult) -> float | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from bough.v1 import eval_result_pb2
 from bough_server.evals.metrics import statistics
+from bough_server.evals.results.significance import describe_p_value
 from bough_server.evals.results.verdicts import (
     FAILED,
     NOT_EVALUATED,
@@ -44,7 +45,7 @@ class Measured:
 
 def pluralize(number: int, noun: str) -> str:
     """Return a number of something in words."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def describe_missing_scores(cases: Iterable[eval_result_pb2.CaseResult]) -> str:
@@ -175,7 +176,8 @@ def _describe_regressions(comparison: eval_result_pb2.EvalComparison) -> str:
     worse = f"Worse: {quote_ids(found)}." if found else "No case is worse by its own trials alone."
     return (
         f"{test.candidate.passed} of {pluralize(test.candidate.trials, 'trial')} of {pluralize(test.cases, 'case')} "
-        f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline (p = {test.p_value:.2g}). {worse}"
+        f"passed, {test.baseline.passed} of {test.baseline.trials} in the baseline "
+        f"({describe_p_value(test.p_value)}). {worse}"
     )
 
 

@@ -20,6 +20,9 @@ LEVEL: Final = 0.05
 _TRIMMED: Final = 1e-16
 """The probability up to which the ends of a distribution are left out."""
 
+_LEAST: Final = 1e-12
+"""The lowest probability that sums of trimmed distributions are exact to."""
+
 _MAX_VARIANCE: Final = 2_500
 """The variance beyond which a sum counts as normally distributed: exact distributions of 10,000 cases take seconds."""
 
@@ -71,6 +74,11 @@ def case_p_values(one: Passes) -> tuple[float, float]:
 def least_p_value(sizes: Iterable[tuple[int, int]]) -> float:
     """Return the lowest probability that trials of cases, each with those before, can have: none passes, all did."""
     return math.exp(-sum(math.log(math.comb(trials + before, before)) for trials, before in sizes))
+
+
+def describe_p_value(p_value: float) -> str:
+    """Return the probability of a test as sentences have it, with a bound in the place of one too small to compute."""
+    return f"p < {_LEAST:g}" if p_value < _LEAST else f"p = {p_value:.2g}"
 
 
 def rejects(p_value: float, level: float = LEVEL) -> bool:

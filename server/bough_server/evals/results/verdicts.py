@@ -111,7 +111,7 @@ def _count_distinct(trials: Iterable[eval_result_pb2.CaseTrialResult]) -> int:
     judged: set[Sequence[str]] = set()
     crashed = others = 0
     for trial in trials:
-        runs = tuple(dict.fromkeys(said.run_id for score in trial.scores for said in score.judgments if said.run_id))
+        runs = tuple(dict.fromkeys(one.run_id for score in trial.scores for one in score.judgments if one.run_id))
         if runs:
             judged.add(runs)
         elif trial.crashed:
@@ -206,8 +206,8 @@ def _metrics(trials: Sequence[eval_result_pb2.CaseTrialResult]) -> Iterator[_Met
     for name in dict.fromkeys(score.name for trial in trials for score in trial.scores):
         entries = [score for trial in trials for score in trial.scores if score.name == name]
         known = [entry for entry in entries if entry.HasField("score")]
-        said = [tuple(dict.fromkeys(one.run_id for one in entry.judgments if one.run_id)) for entry in known]
-        judgments = {runs for runs in said if runs}
+        runs_of_scores = [tuple(dict.fromkeys(one.run_id for one in entry.judgments if one.run_id)) for entry in known]
+        judgments = {runs for runs in runs_of_scores if runs}
         misses = (entry.reason for entry in known if not statistics.reaches(entry.score, entry.threshold))
         yield _MetricOfTrials(
             name=name,

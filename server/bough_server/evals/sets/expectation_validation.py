@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from bough.v1 import eval_set_pb2, execution_pb2
 from bough_server.documents.yaml import suggestion
 from bough_server.evals.metrics import text_metrics
-from bough_server.evals.metrics.llm_judge import template_mistake
+from bough_server.evals.metrics.judge_prompts import template_mistake
 from bough_server.evals.metrics.rubrics import bounds_of, rubric_id
 from bough_server.evals.metrics.turn import list_expectations
 from bough_server.evals.sets.eval_set import metric_name
@@ -193,7 +193,7 @@ def _judge_problems(judge: eval_set_pb2.LlmJudgeMetric, place: str, known: Known
             yield f"{inner}.id", f"{name!r} is also the id of {place}.rubrics[{first[name]}]."
         elif name:
             first[name] = index
-    if judge.template and (problem := template_mistake(judge.template, judge.rubrics)):
+    if judge.template and (problem := template_mistake(judge)):
         yield f"{place}.template", problem
     if problem := json_problem(judge.settings.extra_json, is_object=True):
         yield f"{place}.settings.extra_json", problem
@@ -238,9 +238,12 @@ def reference_problems(
 def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2.EvalCase) -> str:
     """Return what a case would have to expect for the metric to score it; empty if it has that.
 
-    A tool_trajectory without expected calls judges that there are none, and other kinds need no expectation.
+    A tool_trajectory judges that there are no calls in a turn that expects something, but none; other kinds need no
+    expectation.
     """
     match metric.WhichOneof("kind"):
+        case "tool_trajectory" if not (metric.tool_trajectory.tools or _expects_something(case)):
+            return "tools, and a turn without `expect` is not scored"
         case "agent_trajectory" if not any(expect.agents for expect in list_expectations(case)):
             return "agents"
         case "run_outcome" if not any(expect.HasField("run") for expect in list_expectations(case)):
@@ -251,3 +254,7 @@ def find_missing_expectation(metric: eval_set_pb2.EvalMetric, case: eval_set_pb2
             has_exact = any(expect.answer.HasField("exact") for expect in list_expectations(case))
             return "" if has_exact else "answer.exact"
     return ""
+
+
+def _expects_something(case: eval_set_pb2.EvalCase) -> bool:
+    return case.user.HasField("expect") or any(turn.HasField("expect") for turn in case.turns)

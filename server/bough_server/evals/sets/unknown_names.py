@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 from bough.v1 import agent_pb2, eval_set_pb2
 from bough_server.documents.yaml import suggestion
-from bough_server.evals.metrics.llm_judge import find_template_agents
+from bough_server.evals.metrics.judge_prompts import find_template_agents
 from bough_server.evals.metrics.tool_names import ANY
 from bough_server.evals.sets.expectation_validation import FieldProblem
 from bough_server.tools.builtin import RESERVED

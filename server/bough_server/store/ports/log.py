@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from bough.v1 import agent_pb2, evaluation_pb2, event_pb2
 from bough_server.identity import Principal
 from bough_server.log.blobs import StoredBlob
+from bough_server.quotas import Quota
 
 
 class LogEvent(NamedTuple):
@@ -77,6 +78,8 @@ class NewRun:
     queued: LogEvent | None = None
     """The second event, run_queued, if the run waits for its session. Then `session_position` is 0, the state is empty,
     and neither is checked."""
+    quotas: Sequence[Quota] = ()
+    """The quotas on runs that have to allow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,8 @@ class NewFork:
     definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
     """The definitions that run_forked names, by revision; the fork also keeps those of the origin."""
     owner: str = ""
+    quotas: Sequence[Quota] = ()
+    """The quotas on runs that have to allow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

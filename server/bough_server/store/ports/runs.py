@@ -1,10 +1,10 @@
-"""Ports of the store for the rows of runs, their definitions and their usage; their logs are EventLog's."""
+"""Ports of the store for the rows of runs and their definitions; their logs are EventLog's."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bough.v1 import agent_pb2, execution_pb2, input_pb2, run_pb2, usage_pb2
+from bough.v1 import agent_pb2, execution_pb2, input_pb2, run_pb2
 from bough_server.identity import Principal, Scope
 
 
@@ -87,6 +87,10 @@ class RunIndex(Protocol):
         """
         ...
 
+    async def list_input_requests(self, run_id: str) -> Sequence[input_pb2.InputRequest]:
+        """Return what a run has asked for, also what is answered; nothing of a run that does not exist."""
+        ...
+
     async def holder(self, principal: Principal, session_id: str) -> RunRow | None:
         """Return the run that holds a session of the principal's tenant, or None.
 
@@ -111,28 +115,4 @@ class Catalog(Protocol):
 
     async def get_for_tenant(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:
         """Return the definition with a revision if a run of the tenant names it, or None; for callers."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageEntry:
-    """A line of the ledger: the usage of one attempt of a model call."""
-
-    run_id: str
-    sequence: int
-    tenant_id: str
-    user_id: str
-    session_id: str
-    agent: str
-    invocation_id: str
-    model: str
-    time_ns: int
-    usage: usage_pb2.Usage
-
-
-class UsageLedger(Protocol):
-    """Usage entries: one for each attempt of a model call that reported usage, keyed by the event that holds it."""
-
-    async def list_for_run(self, run_id: str) -> Sequence[UsageEntry]:
-        """Return a run's entries, ordered by sequence."""
         ...

@@ -175,7 +175,18 @@ SELECT FROM runs r JOIN (
 """
 
 
+_FIRST_TENANT: Final = 0x626F7569_00000000
+"""The key of the first of the advisory locks for tenants with quotas on runs, of which there are _NAMES too."""
+
+_LOCK_TENANTS: Final = """
+SELECT pg_advisory_xact_lock(key) FROM (SELECT w.key FROM unnest(%b::bigint[]) AS w(key) ORDER BY w.key) AS ordered
+"""
+
+
 def _lock(cursor: DriverCursor, reach: Reach) -> None:
+    if reach.tenants:
+        keys = [_key(tenant_id, first=_FIRST_TENANT) for tenant_id in reach.tenants]
+        cursor.driver.execute(_LOCK_TENANTS, [_numbers(keys)])
     if reach.sharing is not Sharing.NOTHING:
         cursor.driver.execute(_LOCK_FILES[reach.sharing], [_FILES_LOCK])
     if reach.names or reach.revisions:
@@ -207,9 +218,9 @@ def _can_lock(connection: Connection, reach: Reach) -> bool:
     return True
 
 
-def _key(name: str) -> int:
+def _key(name: str, *, first: int = _FIRST_NAME) -> int:
     """Return the key of a name's lock; not by hash(), which is another one in each process."""
-    return _FIRST_NAME + zlib.crc32(name.encode()) % _NAMES
+    return first + zlib.crc32(name.encode()) % _NAMES
 
 
 def _columns(sessions: Collection[Session]) -> list[_Array]:

@@ -34,9 +34,9 @@ from bough_server.store.sql.rows import (
     run_state_row,
     state_row,
     usage_row,
-    usage_rows,
 )
 from bough_server.store.sql.statements import DriverCursor, DriverStatement, greatest
+from bough_server.store.sql.usage_rows import usage_rows
 
 
 def run_time(moved: BindParameter[int]) -> ColumnElement[int]:
@@ -68,6 +68,7 @@ END_RUN: Final = (
         end_time_ns=bindparam("end_time"),
         error=bindparam("end_error"),
         tree_usage=bindparam("end_usage"),
+        reserved_nanos=0,
         open_requests=null(),
         next_expire_time_ns=null(),
     )
@@ -87,7 +88,11 @@ MOVE_RUN: Final = (
 )
 
 
-SPEND: Final = update(tables.runs).where(_runs.run_id == bindparam("run")).values(tree_usage=bindparam("used"))
+SPEND: Final = (
+    update(tables.runs)
+    .where(_runs.run_id == bindparam("run"))
+    .values(tree_usage=bindparam("used"), reserved_nanos=bindparam("reserved"))
+)
 
 
 SET_EVALUATION: Final = (
@@ -274,7 +279,7 @@ class _Derived:
     def add(self, append: Prepared, projected: Projected) -> None:
         """Add the rows derived from the records of one append."""
         run_id, session = append.run_id, {"tenant": append.tenant_id, "session": append.session_id}
-        self._usage += usage_rows(projected)
+        self._usage += usage_rows(projected.usage)
         if projected.messages:
             self._messages += message_rows(append.tenant_id, append.session_id, projected.messages)
             self._positions.append({**session, "position": projected.messages[-1].message.position})
@@ -285,7 +290,7 @@ class _Derived:
         if projected.begin_time_ns is not None:
             self._run_times.append({**session, "moved": projected.begin_time_ns})
         if projected.tree_usage is not None:
-            self._tree_usage[run_id] = usage_row(run_id, projected.tree_usage)
+            self._tree_usage[run_id] = usage_row(run_id, projected.tree_usage, projected.reserved_nanos)
         if projected.state_json is not None:
             state = state_row(append.tenant_id, append.session_id, run_id, projected.state_json)
             self._session_states[append.tenant_id, append.session_id] = state

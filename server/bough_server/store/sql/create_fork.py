@@ -20,6 +20,7 @@ from bough_server.store.sql.append import FirstEvents, write_first
 from bough_server.store.sql.blobs import check_blobs, share_blobs
 from bough_server.store.sql.create_run import check_request, insert_run, insert_session, is_accepted
 from bough_server.store.sql.log_heads import Head, LogHeads, iter_log
+from bough_server.store.sql.quotas import check_quotas
 from bough_server.store.sql.statements import DriverCursor
 
 _runs, _events, _messages, _calls = tables.runs.c, tables.events.c, tables.messages.c, tables.calls.c
@@ -110,11 +111,15 @@ def fold_fork(connection: Connection, new_fork: NewFork) -> FoldedFork:
 
 
 def accept_fork(connection: Connection, heads: LogHeads, folded: FoldedFork) -> None:
-    """Create a fork. Raises RequestIdTaken, NotFound and InvalidRequest, all before it writes anything."""
+    """Create a fork.
+
+    Raises RequestIdTaken, QuotaExceeded, NotFound and InvalidRequest, all before it writes anything.
+    """
     new_fork = folded.new_fork
     if is_accepted(connection, new_fork.run_id, new_fork.log_events[0]):
         return
     check_request(connection, new_fork.principal, new_fork.request_id)
+    check_quotas(connection, new_fork.quotas, now_ns=new_fork.create_time_ns)
     origin_session = _origin_session(connection, new_fork)  # again: the origin may have been deleted since the fold
     tenant_id = folded.address.tenant_id
     check_blobs(connection, tenant_id=tenant_id, session_id=origin_session, log_events=new_fork.log_events)

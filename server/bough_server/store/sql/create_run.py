@@ -19,6 +19,7 @@ from bough_server.store.projection import RunFold
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import (
     INSERT_MESSAGES,
+    INSERT_USAGE,
     MOVE_RUN,
     SET_EVALUATION,
     insert_events,
@@ -26,8 +27,10 @@ from bough_server.store.sql.append import (
 )
 from bough_server.store.sql.blobs import check_blobs, write_blobs
 from bough_server.store.sql.log_heads import Head, LogHeads
+from bough_server.store.sql.quotas import check_quotas
 from bough_server.store.sql.rows import evaluation_row, message_rows, run_state_row, strip_nul
 from bough_server.store.sql.statements import DriverCursor, DriverStatement, for_update
+from bough_server.store.sql.usage_rows import usage_rows
 
 MAX_WAITING: Final = 64
 """The most runs that may wait in the queue of one session."""
@@ -62,6 +65,7 @@ _HOLD: Final = DriverStatement(
 )
 _SET_EVALUATION: Final = DriverStatement(SET_EVALUATION)
 _INSERT_MESSAGE: Final = DriverStatement(INSERT_MESSAGES)
+_INSERT_USAGE: Final = DriverStatement(INSERT_USAGE)
 _MOVE_RUN: Final = DriverStatement(MOVE_RUN)
 _WAITING: Final = select(func.count()).select_from(
     select(_runs.run_id)
@@ -85,12 +89,14 @@ _KEEP_DEFINITION: Final = DriverStatement(upsert(tables.definitions).on_conflict
 def accept(connection: Connection, heads: LogHeads, new_run: NewRun) -> None:
     """Create a run.
 
-    Raises RequestIdTaken, NotFound, SessionExists, SessionBusy, SessionMoved and InvalidRequest, all before it writes
-    anything.
+    Raises RequestIdTaken, QuotaExceeded, NotFound, SessionExists, SessionBusy, SessionMoved and InvalidRequest, all
+    before it writes anything.
     """
     if is_accepted(connection, new_run.run_id, new_run.first):
         return
     check_request(connection, new_run.principal, new_run.request_id)
+    # Before the session: a run that is refused must not replace another one that waits for input there.
+    check_quotas(connection, new_run.quotas, now_ns=new_run.create_time_ns)
     if new_run.queued is not None:
         _check_queue(connection, new_run)
     is_first = new_run.new_session or (new_run.queued is None and not _check_session(connection, new_run))
@@ -234,6 +240,7 @@ def _write(
             definitions=new_run.definitions,
         )
         insert_events(cursor, new_run.run_id, records)
+        _INSERT_USAGE.write(cursor, usage_rows(projected.usage))
         tenant_id, session_id = address.tenant_id, address.session_id
         write_blobs(cursor, tenant_id=tenant_id, session_id=session_id, run_id=new_run.run_id, log_events=records)
         if projected.run_state is not None:
@@ -265,6 +272,7 @@ def start_values(start: RunStart) -> dict[str, object]:
         "deadline_time_ns": start.deadline_time_ns,
         "error": None,
         "tree_usage": b"",
+        "reserved_nanos": 0,
         "request_id": start.request_id,
         "request_digest": start.request_digest,
         "open_requests": None,
@@ -287,6 +295,10 @@ def _evaluation_values(ref: EvaluationRef | None) -> dict[str, object]:
         "evaluation_role": ref.role,
         "evaluation": ref.SerializeToString(deterministic=True),
     }
+
+
+NO_LABELS: Final = "{}"
+"""What the column of labels holds if there are none."""
 
 
 def labels_text(labels: dict[str, str]) -> str:

@@ -48,6 +48,8 @@ class Reach:
     Rows that it creates under ids that this server has generated are left out: no other server creates those.
     """
 
+    tenants: Collection[str] = ()
+    """Tenants with a quota on their runs, of which it creates one."""
     sharing: Sharing = Sharing.NOTHING
     names: Collection[str] = ()
     """Names of things that several servers may create at the same time; see `build_lock_name`."""
@@ -66,6 +68,7 @@ class Reach:
         """Return the reach of several transactions together."""
         parts = list(parts)
         return cls(
+            tenants={tenant for part in parts for tenant in part.tenants},
             sharing=max((part.sharing for part in parts), default=Sharing.NOTHING),
             names={name for part in parts for name in part.names},
             revisions={revision for part in parts for revision in part.revisions},
@@ -84,7 +87,8 @@ class Reach:
     @property
     def is_nothing(self) -> bool:
         """True if there is nothing to lock."""
-        return not (self.sharing or self.names or self.revisions or self.sessions or self.runs or self.finds_runs)
+        named = self.tenants or self.names or self.revisions or self.sessions or self.runs
+        return not (self.sharing or named or self.finds_runs)
 
 
 def build_lock_name(kind: str, *parts: object) -> str:
@@ -111,10 +115,11 @@ class Driver:
     lock: Callable[[DriverCursor, Reach], None] | None
     """Lock what a transaction is about to change, in the one order that all servers keep; None if there is only one.
 
-    The order is: definitions and files, names of what it may create, sessions by tenant and id, runs by id. Names are
-    locked because a missing row cannot be locked, and an insert waits for another server that has just inserted the
-    same row. A session's row is locked before anything is read that decides about the session. Otherwise a run that is
-    queued while its predecessor ends would never start: the transaction of the end would not see it.
+    The order is: tenants with quotas, definitions and files, names of what it may create, sessions by tenant and id,
+    runs by id. Tenants are locked so that no other server creates a run between the count of their runs and the commit.
+    Names are locked because a missing row cannot be locked, and an insert waits for another server that has just
+    inserted the same row. A session's row is locked before anything is read that decides about the session. Otherwise
+    a run that is queued while its predecessor ends would never start: the transaction of the end would not see it.
     """
     can_lock: Callable[[Connection, Reach], bool]
     """Lock the rows that a transaction would change; return False if another transaction holds one. The caller rolls

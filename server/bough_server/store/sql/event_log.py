@@ -143,6 +143,7 @@ class SqlEventLog:
 def _reach(new: NewRun | NewFork, *, names: Sequence[str], records: Sequence[LogEvent]) -> Reach:
     """Return the reach of the creation of a run, which refers to definitions and perhaps to files."""
     return Reach(
+        tenants={quota.tenant_id for quota in new.quotas},
         sharing=Sharing.ADDS,
         names=[*names, *reach_of_files(records).names],
         revisions=new.definitions.keys(),

@@ -88,10 +88,10 @@ def decode_token(token: str, filters: Sequence[object]) -> Key | None:
     try:
         number, name, digest = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, TypeError):
-        raise _build_token_error() from None
+        raise build_token_error() from None
     # Clients can forge tokens: `type` rejects booleans, and SQLite takes no integer of more than 64 bits.
     if type(number) is not int or number.bit_length() > 63 or not _is_name(name) or digest != _digest(filters):
-        raise _build_token_error()
+        raise build_token_error()
     return number, name
 
 
@@ -104,7 +104,8 @@ def _digest(filters: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(filters, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _build_token_error() -> InvalidRequest:
+def build_token_error() -> InvalidRequest:
+    """Return the error of a token that is not from a list with its filters."""
     description = "is not a token of this list with these filters: start again without one"
     reason = error_pb2.ERROR_REASON_INVALID_PAGE_TOKEN
     return InvalidRequest([FieldViolation(field="page_token", description=description, reason=reason)], reason=reason)

@@ -29,9 +29,9 @@ from bough_server.store.sql.rows import (
     run_state_row,
     state_row,
     usage_row,
-    usage_rows,
 )
 from bough_server.store.sql.statements import greatest
+from bough_server.store.sql.usage_rows import usage_rows
 
 _runs, _sessions, _messages = tables.runs.c, tables.sessions.c, tables.messages.c
 
@@ -82,12 +82,13 @@ def rebuild(connection: Connection) -> int:
 
     These are messages, usage entries, request ids, the rows of runs and evaluations, and the index of labels. Session
     states are rebuilt too, except those that a call has changed since, which are in no log. Usage entries of deleted
-    runs are kept.
+    runs are kept, and so are adjustments of accounts, which are in no log. Snapshots of accounts are made again later.
     """
     addresses = connection.execute(_ADDRESSES).all()
     for statement in _FORGET:
         connection.execute(statement)
     connection.execute(delete(tables.run_definitions))
+    connection.execute(delete(tables.account_snapshots))
     known = select(_runs.run_id)
     connection.execute(delete(tables.usage_entries).where(tables.usage_entries.c.run_id.in_(known)))
     # The index on request ids is unique: with stale ids left, a row could collide with one that is not restored yet.
@@ -112,7 +113,7 @@ def _rebuild_run(connection: Connection, row: "Row[tuple[str, str, str, str, boo
         connection.execute(INSERT_MESSAGES, rows)
     if rows := call_rows(tenant_id, session_id, [*projected.shared_calls, *projected.calls]):
         connection.execute(INSERT_CALLS, rows)
-    if rows := usage_rows(projected):
+    if rows := usage_rows(projected.usage):
         connection.execute(INSERT_USAGE, rows)
     if makes_state:
         connection.execute(SET_STATE, state_row(tenant_id, session_id, run_id, fold.state_json))
@@ -126,7 +127,7 @@ def _restore_row(connection: Connection, address: LogAddress, projected: Project
     if projected.run_state is not None:
         connection.execute(MOVE_RUN, run_state_row(address.run_id, projected.run_state))
     if projected.tree_usage is not None:
-        connection.execute(SPEND, usage_row(address.run_id, projected.tree_usage))
+        connection.execute(SPEND, usage_row(address.run_id, projected.tree_usage, projected.reserved_nanos))
     if projected.evaluation is not None:
         connection.execute(SET_EVALUATION, evaluation_row(address.run_id, projected.evaluation))
     if projected.end is not None:

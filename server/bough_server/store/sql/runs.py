@@ -11,8 +11,11 @@ from sqlalchemy.sql.selectable import Select
 from bough.v1 import error_pb2, evaluation_ref_pb2, event_pb2, input_pb2, run_pb2, usage_pb2
 from bough_server.errors import NotFound
 from bough_server.identity import Principal, Scope
+from bough_server.log import events
+from bough_server.messages import set_time
 from bough_server.store.ports.runs import Page, RunFilter, RunRow
 from bough_server.store.sql import tables
+from bough_server.store.sql.create_run import NO_LABELS
 from bough_server.store.sql.open_inputs import OpenInputs
 from bough_server.store.sql.pages import Listing, decode_token, encode_token
 from bough_server.store.sql.readers import Readers
@@ -35,6 +38,11 @@ _HOLDER: Final = (
     select(tables.runs)
     .join(tables.sessions, tables.sessions.c.current_run_id == _runs.run_id)
     .where(tables.sessions.c.tenant_id == bindparam("tenant"), tables.sessions.c.session_id == bindparam("session"))
+)
+_INPUT_REQUESTS: Final = (
+    select(tables.events.c.data)
+    .where(tables.events.c.run_id == bindparam("run"), tables.events.c.kind == events.INPUT_REQUESTED)
+    .order_by(tables.events.c.sequence)
 )
 _NEXT_EXPIRY: Final = (
     select(_runs.next_expire_time_ns, _runs.run_id)
@@ -97,6 +105,11 @@ class SqlRunIndex:
         open_inputs = OpenInputs(scope=scope, takes=takes, count=page.size, after=decode_token(page.token, filters))
         found, following = await self._readers.run(open_inputs.read)
         return found, encode_token(following, filters) if following is not None else ""
+
+    async def list_input_requests(self, run_id: str) -> Sequence[input_pb2.InputRequest]:
+        """See RunIndex."""
+        rows = await self._rows(_INPUT_REQUESTS, {"run": run_id})
+        return [events.parse(row.data).input_requested.request for row in rows]
 
     async def holder(self, principal: Principal, session_id: str) -> RunRow | None:
         """See RunIndex."""
@@ -219,20 +232,21 @@ def _to_run(row: Row[Any]) -> run_pb2.Run:
         user_id=row.user_id,
         agent=row.agent,
         state=row.state,
-        labels=json.loads(row.labels),
         input_excerpt=row.input_excerpt,
         last_sequence=row.last_sequence,
         tree_usage=usage_pb2.Usage.FromString(row.tree_usage),
     )
+    if row.labels != NO_LABELS:
+        run.labels.update(json.loads(row.labels))
     if row.evaluation is not None:
         run.evaluation.CopyFrom(evaluation_ref_pb2.EvaluationRef.FromString(row.evaluation))
-    run.create_time.FromNanoseconds(row.create_time_ns)
+    set_time(run.create_time, row.create_time_ns)
     if row.start_time_ns is not None:
-        run.start_time.FromNanoseconds(row.start_time_ns)
+        set_time(run.start_time, row.start_time_ns)
     if row.end_time_ns is not None:
-        run.end_time.FromNanoseconds(row.end_time_ns)
+        set_time(run.end_time, row.end_time_ns)
     if row.deadline_time_ns is not None:
-        run.deadline_time.FromNanoseconds(row.deadline_time_ns)
+        set_time(run.deadline_time, row.deadline_time_ns)
     if row.error is not None:
         run.error.CopyFrom(error_pb2.AgentError.FromString(row.error))
     if row.open_requests is not None:

@@ -24,12 +24,13 @@ from bough.v1 import message_pb2, session_pb2
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, RequestIdReused
 from bough_server.identity import Principal, Scope
 from bough_server.log.session_state import MAX_STATE_BYTES, apply_write, fits, json_of, values_of, write_of
+from bough_server.messages import set_time
 from bough_server.store.ports.runs import Page
 from bough_server.store.ports.sessions import SessionPosition, StoredCall, StoredMessage
 from bough_server.store.sql import tables
 from bough_server.store.sql.append import SET_STATE
 from bough_server.store.sql.blobs import delete_blobs
-from bough_server.store.sql.create_run import build_busy_error, build_exists_error, labels_text
+from bough_server.store.sql.create_run import NO_LABELS, build_busy_error, build_exists_error, labels_text
 from bough_server.store.sql.driver import Reach, Sharing, build_lock_name
 from bough_server.store.sql.pages import Listing, decode_token, encode_token, read_page
 from bough_server.store.sql.readers import Readers
@@ -337,12 +338,13 @@ def _to_session(row: Row[Any]) -> session_pb2.Session:
     session = session_pb2.Session(
         session_id=row.session_id,
         user_id=row.user_id,
-        labels=json.loads(row.labels),
         current_run_id=row.current_run_id,
     )
-    session.create_time.FromNanoseconds(row.create_time_ns)
+    if row.labels != NO_LABELS:
+        session.labels.update(json.loads(row.labels))
+    set_time(session.create_time, row.create_time_ns)
     if row.last_run_time_ns is not None:
-        session.last_run_time.FromNanoseconds(row.last_run_time_ns)
+        set_time(session.last_run_time, row.last_run_time_ns)
     return session
 
 

@@ -6,6 +6,7 @@ from typing import Protocol, Self, TypeVar
 from sqlalchemy import Connection
 
 from bough_server.clock import Clock
+from bough_server.store.sql.accounts import SqlAccounts
 from bough_server.store.sql.agents import SqlAgents, SqlCatalog
 from bough_server.store.sql.blobs import SqlBlobs
 from bough_server.store.sql.evaluations import SqlEvaluations
@@ -14,10 +15,11 @@ from bough_server.store.sql.followed_logs import FollowedLogs, ReadGrowth
 from bough_server.store.sql.mailbox import SqlMailbox
 from bough_server.store.sql.notifications import Notifier
 from bough_server.store.sql.ownership import SqlLease
+from bough_server.store.sql.quotas import SqlRunCounter
 from bough_server.store.sql.readers import Readers
-from bough_server.store.sql.rows import SqlUsageLedger
 from bough_server.store.sql.runs import SqlRunIndex
 from bough_server.store.sql.sessions import SqlSessions
+from bough_server.store.sql.usage import SqlUsageLedger
 from bough_server.store.sql.write_queue import WriteHealth, WriteQueue
 from bough_server.store.window import RecentEventsOfRuns
 
@@ -65,6 +67,8 @@ class Store:
         self.blobs = SqlBlobs(readers)
         self.agents = SqlAgents(queue, readers, is_shared=is_shared)
         self.usage = SqlUsageLedger(readers)
+        self.run_counter = SqlRunCounter(readers)
+        self.accounts = SqlAccounts(queue, readers)
         self.leases = SqlLease(queue, readers, notifier, crashed=crashed, is_shared=is_shared)
         self.mailbox = SqlMailbox(queue, readers, notifier, clock)
         self.write_health = write_health

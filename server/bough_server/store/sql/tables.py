@@ -35,6 +35,10 @@ _SESSION: Final = ("tenant_id", "session_id")
 _NEWEST_FIRST: Final = ("tenant_id", "create_time_ns", "run_id")
 _OF_USER: Final = ("tenant_id", "user_id", "create_time_ns", "run_id")
 _REQUEST: Final = ("tenant_id", "user_id", "request_id")
+_SUMMED: Final = (
+    *("kind", "input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens"),
+    *("total_tokens", "cost_nanos", "charge_nanos", "currency_code"),
+)
 _ADDED_NUMBER: Final = {"server_default": text("0")}
 _ADDED_TEXT: Final = {"server_default": text("''")}
 
@@ -61,7 +65,8 @@ class RunTable(_Row, table=True):
     `kind` and the columns up to `owner` are in no event; the others are derived from the log. A run of state PENDING
     waits in its session's queue, or holds the session and has not started yet. `evaluation` is what a run is in the
     evaluation that started it; lists use `evaluation_id`, `case_id` and `evaluation_role` of it. `eval_set_name`,
-    `totals` and `verdict` belong to an evaluation.
+    `totals` and `verdict` belong to an evaluation. `reserved_nanos` is what the model calls in flight of a run have
+    reserved, in billionths of the prices' currency.
     """
 
     __tablename__ = "runs"
@@ -76,7 +81,8 @@ class RunTable(_Row, table=True):
         Index("evaluations_of_user", *_OF_USER, sqlite_where=text("kind = 1")),
         Index("runs_of_session", *_SESSION, "create_time_ns", "run_id"),
         Index("runs_of_agent", "tenant_id", "agent", "create_time_ns", "run_id"),
-        Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id"),
+        # The last two only so that quotas count runs without reading their rows.
+        Index("runs_by_state", "tenant_id", "state", "create_time_ns", "run_id", "kind", "user_id"),
         Index("runs_open", "create_time_ns", sqlite_where=text("NOT ended")),
         Index(
             "runs_by_owner",
@@ -96,6 +102,7 @@ class RunTable(_Row, table=True):
             *_NEWEST_FIRST,
             sqlite_where=text("open_requests IS NOT NULL"),
         ),
+        Index("runs_reserving", "tenant_id", "user_id", sqlite_where=text("reserved_nanos != 0")),
         Index("runs_by_expiry", "next_expire_time_ns", sqlite_where=text("next_expire_time_ns IS NOT NULL")),
         Index(
             "runs_of_evaluation",
@@ -145,6 +152,7 @@ class RunTable(_Row, table=True):
     verdict: int = Field(sa_column_kwargs=_ADDED_NUMBER)
     evaluation_role: int = Field(sa_column_kwargs=_ADDED_NUMBER)
     evaluation: bytes | None = Field(sa_column=Column(LargeBinary, nullable=True))
+    reserved_nanos: int = Field(sa_column_kwargs=_ADDED_NUMBER)
 
 
 class SessionTable(_Row, table=True):
@@ -261,13 +269,19 @@ class SessionBlobTable(_Row, table=True):
 
 
 class UsageTable(_Row, table=True):
-    """A line of the usage ledger, one for each attempt that was sent to a model; it outlives its run.
+    """A line of the usage ledger: an attempt that was sent to a model, or by `kind` the start of a run.
 
-    NULL is an unknown number, as in Usage.
+    It outlives its run. NULL is an unknown number, as in Usage; of `charge_nanos` it is what a server of an older
+    version wrote, and means the cost. `currency_code` is that of the charge. The indexes hold all columns that sums
+    need.
     """
 
     __tablename__ = "usage_entries"
-    __table_args__ = (Index("usage_of_tenant", "tenant_id", "time_ns"), {"sqlite_with_rowid": False})
+    __table_args__ = (
+        Index("usage_of_tenant", "tenant_id", "time_ns", *_SUMMED),
+        Index("usage_of_user", "tenant_id", "user_id", "time_ns", *_SUMMED),
+        {"sqlite_with_rowid": False},
+    )
 
     run_id: str = Field(primary_key=True)
     sequence: int = Field(primary_key=True)
@@ -288,6 +302,40 @@ class UsageTable(_Row, table=True):
     cost_nanos: int | None
     currency_code: str
     cache_write_tokens: int | None
+    kind: int = Field(sa_column_kwargs=_ADDED_NUMBER)
+    charge_nanos: int | None
+
+
+class AdjustmentTable(_Row, table=True):
+    """An adjustment of the account of a user or, with an empty `user_id`, of a tenant; see StoredAdjustment."""
+
+    __tablename__ = "adjustments"
+    __table_args__ = (
+        Index("adjustments_newest_first", "tenant_id", "user_id", "time_ns", "request_id"),
+        {"sqlite_with_rowid": False},
+    )
+
+    tenant_id: str = Field(primary_key=True)
+    user_id: str = Field(primary_key=True)
+    request_id: str = Field(primary_key=True)
+    currency_code: str
+    amount_nanos: int
+    note: str
+    time_ns: int
+    made_by: str
+
+
+class SnapshotTable(_Row, table=True):
+    """The charges of an account from its first adjustment up to a time; an index, which can be made again."""
+
+    __tablename__ = "account_snapshots"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    tenant_id: str = Field(primary_key=True)
+    user_id: str = Field(primary_key=True)
+    currency_code: str = Field(primary_key=True)
+    before_ns: int = Field(primary_key=True)
+    charge_nanos: int
 
 
 class DefinitionTable(_Row, table=True):
@@ -366,6 +414,8 @@ calls: Final[Table] = metadata.tables["calls"]
 blobs: Final[Table] = metadata.tables["blobs"]
 session_blobs: Final[Table] = metadata.tables["session_blobs"]
 usage_entries: Final[Table] = metadata.tables["usage_entries"]
+adjustments: Final[Table] = metadata.tables["adjustments"]
+account_snapshots: Final[Table] = metadata.tables["account_snapshots"]
 definitions: Final[Table] = metadata.tables["definitions"]
 run_definitions: Final[Table] = metadata.tables["run_definitions"]
 agents: Final[Table] = metadata.tables["agents"]

@@ -43,7 +43,8 @@ export type EvaluationRef = Message<"bough.v1.EvaluationRef"> & {
 
   /**
    * The number of the turn in its case, from 0; of a judge that of the turn that is judged, of a simulated user that of the turn that it
-   * speaks, or would if it did not end the conversation. Absent if it is about none.
+   * speaks, or would if it did not end the conversation. Absent if it is about none, as that of a
+   * judge of a whole conversation.
    *
    * @generated from field: optional int32 turn = 4;
    */
@@ -71,7 +72,8 @@ export type EvaluationRef = Message<"bough.v1.EvaluationRef"> & {
   rubricId: string;
 
   /**
-   * Of a judge, the run of this server that is judged; empty for a record that a caller gave, and for any other role.
+   * Of a judge, the run of this server that is judged, of a whole conversation the last one; empty for a record that a caller gave, and
+   * for any other role.
    *
    * @generated from field: string judged_run_id = 8;
    */

@@ -95,7 +95,7 @@ export enum AccessRole {
   ADMIN = 3,
 
   /**
-   * Reserved for the accounts of a later version.
+   * See the usage and the accounts of all users of the tenant, and change balances.
    *
    * @generated from enum value: ACCESS_ROLE_BILLING = 4;
    */

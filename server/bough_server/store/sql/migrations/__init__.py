@@ -8,5 +8,5 @@ FIRST: Final = "0006"
 FIRST_ON_POSTGRES: Final = "0009"
 """The first revision that PostgreSQL had; its tables are made as they are now, without the migrations before."""
 
-HEAD: Final = "0013"
+HEAD: Final = "0016"
 """The revision that this version of the code reads and writes."""

@@ -35,10 +35,14 @@ import java.io.File;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Base64;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
 
 /** Performs the scenarios of tests/contract/README.md: JSON lines in, JSON lines out. Usage: Driver HOST:PORT. */
 public final class Driver {
@@ -72,15 +76,31 @@ public final class Driver {
   /** Opens the channel of all calls, with what the environment says of TLS and of a token. */
   private static ManagedChannel open(String address) throws IOException {
     var authorities = System.getenv("DRIVER_CA_FILE");
-    var token = System.getenv("DRIVER_TOKEN");
+    var token = token();
     if (authorities == null) {
-      return token == null ? Channels.plaintext(address) : Channels.plaintext(address, () -> token);
+      return token == null ? Channels.plaintext(address) : Channels.plaintext(address, token);
     }
     var tls = TlsChannelCredentials.newBuilder().trustManager(new File(authorities));
     if (System.getenv("DRIVER_CERT_FILE") != null) {
       tls.keyManager(new File(System.getenv("DRIVER_CERT_FILE")), new File(System.getenv("DRIVER_KEY_FILE")));
     }
-    return token == null ? Channels.secure(address, tls.build()) : Channels.secure(address, tls.build(), () -> token);
+    return token == null ? Channels.secure(address, tls.build()) : Channels.secure(address, tls.build(), token);
+  }
+
+  /** Returns the token of the environment, or what reads the present one from a file; null without one. */
+  private static Supplier<String> token() {
+    var file = System.getenv("DRIVER_TOKEN_FILE");
+    if (file == null) {
+      var fixed = System.getenv("DRIVER_TOKEN");
+      return fixed == null ? null : () -> fixed;
+    }
+    return () -> {
+      try {
+        return Files.readString(Path.of(file));
+      } catch (IOException error) {
+        throw new UncheckedIOException(error);
+      }
+    };
   }
 
   private void perform(JsonObject line) throws InvalidProtocolBufferException {

@@ -6,6 +6,7 @@ import dev.bough.v1.AgentServiceGrpc;
 import dev.bough.v1.CatalogServiceGrpc;
 import dev.bough.v1.EvalServiceGrpc;
 import dev.bough.v1.SessionServiceGrpc;
+import dev.bough.v1.UsageServiceGrpc;
 import io.grpc.MethodDescriptor;
 import io.grpc.MethodDescriptor.PrototypeMarshaller;
 import io.grpc.ServiceDescriptor;
@@ -19,7 +20,8 @@ record Methods(MethodDescriptor<Message, Message> descriptor) {
           AgentServiceGrpc.getServiceDescriptor(),
           CatalogServiceGrpc.getServiceDescriptor(),
           EvalServiceGrpc.getServiceDescriptor(),
-          SessionServiceGrpc.getServiceDescriptor());
+          SessionServiceGrpc.getServiceDescriptor(),
+          UsageServiceGrpc.getServiceDescriptor());
 
   /** Finds a method by a name such as {@code AgentService.Run}. */
   @SuppressWarnings("unchecked")
