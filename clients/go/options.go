@@ -91,6 +91,7 @@ const retried = `{"methodConfig": [{
 		{"service": "bough.v1.CatalogService", "method": "ListAgents"},
 		{"service": "bough.v1.CatalogService", "method": "ValidateAgents"},
 		{"service": "bough.v1.CatalogService", "method": "ListTools"},
+		{"service": "bough.v1.CatalogService", "method": "ListToolServers"},
 		{"service": "bough.v1.CatalogService", "method": "ListModels"},
 		{"service": "bough.v1.SessionService", "method": "GetSession"},
 		{"service": "bough.v1.SessionService", "method": "ListSessions"},

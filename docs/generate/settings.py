@@ -223,6 +223,8 @@ def _value(field: Mapping[str, Json]) -> str:
             return "`true` or `false`"
         case {"type": "string"}:
             return "text"
+        case {"type": "object"}:
+            return "mapping of names to texts"
     whole = "whole number" if form["type"] == "integer" else "number"
     return whole + _bounds(form)
 

@@ -147,6 +147,7 @@ class App:
             clock = clock or SystemClock()
             tls = None if settings.server.tls is None else TlsFiles(settings.server, settings.locate, clock)
             registry = _registry(settings, _open_models(settings, stack, clock))
+            stack.push_async_callback(registry.tool_servers.close)
             # Before the store, whose last commits are counted too.
             metrics, metrics_address = await stack.enter_async_context(_open_metrics(settings))
             # A command that only reads leaves the database to the versions that use it.
@@ -169,6 +170,8 @@ class App:
                 )
             )
             stack.push_async_callback(evaluations.close)
+            if not is_embedded:  # a command connects to those only that its runs need
+                registry.tool_servers.start()
             if recover:
                 await _recover(runs, evaluations)
             authenticator = _make_authenticator(settings, clock, metrics)
@@ -405,7 +408,14 @@ def _make_server(
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     python = load_python(settings.python, settings.folder)
     sources = [*load_sources(definition_files(settings.agents, settings.folder)), *python.graphs]
-    return Registry(sources, models=models, code_agents=python.agents, tools=python.tools, functions=python.functions)
+    return Registry(
+        sources,
+        models=models,
+        code_agents=python.agents,
+        tools=python.tools,
+        functions=python.functions,
+        tool_servers=settings.build_tool_servers,
+    )
 
 
 def _run_dependencies(

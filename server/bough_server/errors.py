@@ -34,6 +34,7 @@ BoughError
 │       └── DatabaseRemoved   its file was deleted or replaced
 ├── RunError                  a failure inside a run: an AgentError in an event
 │   ├── ModelError            a provider's failure, and whether to retry it
+│   ├── ToolOutcomeUnknown    a call of a tool was sent, and no answer will come
 │   └── NonDeterministic      replay asked for something other than the log holds
 ├── ConfigurationError        a mistake that the operator has to fix; the CLI's exit code 2
 │   ├── DatabaseInUse         another process has the database
@@ -454,6 +455,13 @@ class ModelError(RunError):
         self.retry_after = retry_after
         self.lost_usage = lost_usage
         self.is_of_the_request = is_of_the_request
+
+
+class ToolOutcomeUnknown(RunError):
+    """A call of a tool that was sent, and whose answer will not come; its tool's rule decides what follows."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=error_pb2.ERROR_REASON_TOOL_OUTCOME_UNKNOWN)
 
 
 class NonDeterministic(RunError):

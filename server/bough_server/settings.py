@@ -36,6 +36,9 @@ from bough_server.settings_sections import (
     mistake_words,
     suggest_key,
 )
+from bough_server.tool_servers.config import ToolServerName, ToolServerSection, variables_of
+from bough_server.tool_servers.opening import build_tool_servers
+from bough_server.tool_servers.servers import ToolServers
 
 DEFAULT_FILE: Final = "bough.yaml"
 DEFAULT_DATABASE: Final = "var/bough.db"
@@ -174,6 +177,8 @@ class Settings(Section):
     """
     currency: Currency = DEFAULT_CURRENCY
     """The currency of all prices, by ISO 4217."""
+    tool_servers: Mapping[ToolServerName, ToolServerSection] = {}
+    """Programs outside that serve tools, by these names."""
     auth: AuthSection | None = None
     """Who may call. Without it every call is that of one local user, who may do everything."""
     tenants: Mapping[ConfiguredTenant, TenantSection] = {"*": TenantSection()}
@@ -228,7 +233,7 @@ class Settings(Section):
 
     @property
     def secrets(self) -> Secrets:
-        """The variables that models name as their keys, and that of the commands' token, as far as they are set."""
+        """The variables that models and tool servers name, and that of the commands' token, as far as they are set."""
         return self._secrets
 
     @classmethod
@@ -244,16 +249,26 @@ class Settings(Section):
     ) -> "Settings":
         """Validate values whose relative names are below `folder`. Raises pydantic's ValidationError.
 
-        `variables` are the environment's; those that models name as their keys become the secrets.
+        `variables` are the environment's; those that models and tool servers name become the secrets.
         """
         settings = cls.model_validate(values, context={"folder": folder})
         found = variables or {}
         names = {model.api_key_env for model in settings.models.values()} | {settings.client.token_env}
+        names |= variables_of(settings.tool_servers)
         settings._folder = folder
         settings._secrets = Secrets({name: found[name] for name in sorted(names - {""}) if found.get(name)})
         settings._exports_traces, settings._exports_metrics = exports_traces, exports_metrics
         settings._exports_logs = exports_logs
         return settings
+
+    def build_tool_servers(self, taken: Mapping[str, str], *, is_locked: bool = True) -> ToolServers:
+        """Return the tool servers, none connected; `taken` are names of other tools, each with what has it.
+
+        Without `is_locked` they offer what was not reviewed too. Raises ConfigurationError if the lock cannot be read.
+        """
+        return build_tool_servers(
+            self.tool_servers, variables=self._secrets, folder=self._folder, taken=taken, is_locked=is_locked
+        )
 
     def _find_model_problems(self) -> Iterator[tuple[FieldPath, str]]:
         yield from model_problems(self.models)

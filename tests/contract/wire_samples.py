@@ -22,6 +22,7 @@ from bough.v1 import (
     catalog_service_pb2,
     eval_service_pb2,
     session_service_pb2,
+    tool_service_pb2,
 )
 from bough_server.documents.messages import map_value
 from tests.contract.newer_schema import ADDED_VALUE, newer_type
@@ -31,8 +32,8 @@ FOLDER: Final = Path(__file__).with_name("wire")
 UNKNOWN: Final = "unknown."
 """How the names of samples begin that have fields which clients do not know. They have no JSON."""
 
-_SERVICES: Final = (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2)
-_ANSWERS: Final = (v1.Invocation, v1.EvalResult, v1.EvalComparison, v1.InvocationDiff, v1.Run)
+_SERVICES: Final = (agent_service_pb2, catalog_service_pb2, eval_service_pb2, session_service_pb2, tool_service_pb2)
+_ANSWERS: Final = (v1.Invocation, v1.EvalResult, v1.EvalComparison, v1.InvocationDiff, v1.Run, v1.CallToolResponse)
 
 _TEXTS: Final = (
     "a",

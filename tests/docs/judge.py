@@ -38,6 +38,7 @@ def judge(folder: Path, modules: list[str]) -> None:
         code_agents=python.agents,
         tools=python.tools,
         functions=python.functions,
+        tool_servers=settings.build_tool_servers,
     )
 
 

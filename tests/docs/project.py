@@ -112,7 +112,8 @@ class Project:
                 self._modules = list(dict.fromkeys([*self._modules, name.removesuffix(".py")]))
             else:
                 self._module = None
-                await self._run_script(block, name)
+                if not _is_tool_server(block.text):  # those are started by what they serve
+                    await self._run_script(block, name)
         elif self._module is not None:
             before = self._module.read_text(encoding="utf-8")
             self._module.write_text(before + block.padded(after=before.count("\n")), encoding="utf-8")
@@ -256,6 +257,11 @@ def _expecting(typed: str) -> str:
 def _is_of_the_server(text: str) -> bool:
     """Whether it is a module that a server imports, and not a script of a client."""
     return re.search(r"^(from|import) bough_server\b", text, re.MULTILINE) is not None
+
+
+def _is_tool_server(text: str) -> bool:
+    """Whether a program is one that a server starts and that serves tools to it."""
+    return "from mcp.server import" in text or "from bough.tools import" in text
 
 
 def _first_line_missing(excerpt: str, files: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ NOT_LOOKED_UP: Final = frozenset(
         *("answer_json", "instruction", "path", "reference", "goal", "persona", "plan", "stop_when", "fault_seed"),
         # Names of agents, tools, functions and models: of the operator, or of the tenant.
         *("name", "agent", "agents", "tool", "model", "caller", "revision", "function", "forbidden"),
-        *("models", "from_agent", "to_agent", "currency_code"),
+        *("models", "from_agent", "to_agent", "currency_code", "server"),
         # A filter of what the caller sees.
         "user_id",
     }

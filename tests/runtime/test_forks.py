@@ -196,7 +196,7 @@ async def test_a_tool_that_is_open_where_a_fork_begins_runs_under_the_forks_own_
     else:
         assert seen == [started.tool_started.idempotency_key]
     if rule == "fail":
-        assert results_of(log)[0].error.reason == error_pb2.ERROR_REASON_TOOL_FAILED
+        assert results_of(log)[0].error.reason == error_pb2.ERROR_REASON_TOOL_OUTCOME_UNKNOWN
 
 
 async def test_the_same_request_to_fork_finds_its_fork_and_another_is_refused(tmp_path: Path, world: World) -> None:

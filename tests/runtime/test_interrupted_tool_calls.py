@@ -46,7 +46,7 @@ async def test_a_call_that_was_running_and_must_not_run_twice_fails(tmp_path: Pa
         await it.runs.recover()
         log = await whole(it, run)
     assert (till.paid, len(till.keys), answer_of(log)) == ([], 1, "Done.")
-    assert results_of(log)[0].error.reason == error_pb2.ERROR_REASON_TOOL_FAILED
+    assert results_of(log)[0].error.reason == error_pb2.ERROR_REASON_TOOL_OUTCOME_UNKNOWN
 
 
 @pytest.mark.parametrize("said", ["again", "edited", "no", "result", "error"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -37,7 +37,7 @@ from bough_server.runs.admission import EvaluationRun, RunDefaults
 from bough_server.runs.dependencies import RunDependencies
 from bough_server.runs.live import LiveRun
 from bough_server.runs.quotas import RunQuotas
-from bough_server.runs.replay import ReplayOutcome, replay
+from bough_server.runs.replay import ReplayOutcome, build_pinned_tool, replay
 from bough_server.runs.runs import Runs
 from bough_server.runs.takeover import session_position
 from bough_server.runtime.agent import Agent
@@ -47,6 +47,7 @@ from bough_server.store.ports.runs import RunRow
 from bough_server.store.ports.sessions import StoredMessage
 from bough_server.store.sql.writer import CommitHooks
 from bough_server.store.sqlite.database_path import database_path, is_postgres
+from bough_server.tool_servers.servers import ToolServers
 from bough_server.tools.tool import Tool
 from bough_server.tree.fold import fold_log
 from tests.support.databases import database_in
@@ -205,7 +206,8 @@ class RunHarness:
         session = await self.store.sessions.history(ME, log[0].session_id, through=cut) if cut else ()
         ours = self.registry.resolver
         tools = {name: untouchable(tool) for name, tool in ours.tools.items()}
-        resolver = replace(ours, tools=tools, models=UntouchableModels())
+        pinned = {ref.name: build_pinned_tool(ref) for ref in log[0].run_started.tool_refs}
+        resolver = replace(ours, tools={**tools, **pinned}, models=UntouchableModels())
         return await replay(
             log,
             resolver=resolver,
@@ -273,6 +275,7 @@ async def open_harness(
     clock: Clock | None = None,
     worker: str = "",
     metrics: Metrics | None = None,
+    tool_servers: Callable[[Mapping[str, str]], ToolServers] = ToolServers.none,
     quotas: Quotas | None = None,
     accounts_per: Per | None = None,
 ) -> AsyncIterator[RunHarness]:
@@ -281,7 +284,14 @@ async def open_harness(
     worker = worker or f"worker-{next(_workers)}"  # as of servers: no two have one name
     store = open_store(_database(folder), durability="process", hooks=hooks or CommitHooks())
     tracing = Tracing(make_provider(export=False))
-    registry = Registry(definitions, models=models, code_agents=code_agents, tools=tools, functions=functions)
+    registry = Registry(
+        definitions,
+        models=models,
+        code_agents=code_agents,
+        tools=tools,
+        functions=functions,
+        tool_servers=tool_servers,
+    )
     accounts = None
     if accounts_per is not None:
         accounts = Accounts(store.accounts, per=accounts_per, currency_code="USD", worker=worker, clock=clock)
@@ -313,6 +323,7 @@ async def open_harness(
         yield harness
     finally:
         await runs.close()
+        await registry.tool_servers.close()
         if not harness.crashed.is_set():
             await store.close()
 

@@ -64,7 +64,7 @@ def test_sensible_definitions_have_no_violations() -> None:
             "is required, or another kind such as `sequence: {}`.",
         ),
         (agent(llm=llm(model="lage")), "llm.model", "There is no model 'lage'. Did you mean 'large'?"),
-        (agent(llm=tools("")), "llm.tools[0].name", "is required."),
+        (agent(llm=tools("")), "llm.tools[0].name", "is required, or `server` for all tools of a tool server."),
         (agent(llm=tools("serch")), "llm.tools[0].name", "There is no tool 'serch'. Did you mean 'search'?"),
         (
             agent(llm=tools("break_lop")),

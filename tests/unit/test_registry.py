@@ -183,6 +183,8 @@ def test_everything_is_listed_by_name(registry: Registry) -> None:
             description=each.description,
             input_schema_json=each.input_schema_json,
             source=tool_pb2.TOOL_SOURCE_CODE,
+            on_recovery=tool_pb2.TOOL_RECOVERY_RETRY,
+            digest=each.digest,
         )
         for each in (forget, search)
     ]

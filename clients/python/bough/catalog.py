@@ -1,4 +1,4 @@
-"""Catalog of a server: stored agents to read, change and validate; tools and models to list."""
+"""Catalog of a server: stored agents to read, change and validate; tools, tool servers and models to list."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -34,11 +34,19 @@ class Catalog:
         return (await self._calls.call(self._stub.GetAgent, request, timeout)).agent
 
     def list_tools(
-        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+        self, *, server: str = "", page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
     ) -> AsyncIterator[tool_pb2.ToolInfo]:
-        """List the tools that definitions may name, sorted by name."""
-        request = build(catalog_service_pb2.ListToolsRequest, page_size=page_size)
+        """List the tools that definitions may name, sorted by name; with `server` only those of that tool server."""
+        request = build(catalog_service_pb2.ListToolsRequest, server=server, page_size=page_size)
         return self._calls.pages(self._stub.ListTools, request, lambda response: response.tools, timeout=timeout)
+
+    def list_tool_servers(
+        self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT
+    ) -> AsyncIterator[tool_pb2.ToolServerInfo]:
+        """List the tool servers whose tools definitions may name, sorted by name, as the server sees them now."""
+        request = build(catalog_service_pb2.ListToolServersRequest, page_size=page_size)
+        call = self._stub.ListToolServers
+        return self._calls.pages(call, request, lambda response: response.servers, timeout=timeout)
 
     def list_models(
         self, *, page_size: int = PAGE_SIZE, timeout: Timeout = USE_CLIENT_DEFAULT

@@ -56,6 +56,7 @@ RETRIED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
         "ListAgents",
         "ValidateAgents",
         "ListTools",
+        "ListToolServers",
         "ListModels",
     ),
     "bough.v1.SessionService": (

@@ -5,18 +5,25 @@ changes.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from bough.v1 import agent_pb2, catalog_service_pb2
 from bough_server.agents.definition import drop_unknown_fields
-from bough_server.agents.registry import Registry, VersionHashes, describe_agent, overlay_definitions, resolve_versions
+from bough_server.agents.registry import (
+    Registry,
+    VersionHashes,
+    describe_agent,
+    find_reachable,
+    overlay_definitions,
+    resolve_versions,
+)
 from bough_server.agents.validation import Known, validate, validate_reachable, violations
 from bough_server.errors import FieldViolation, InvalidRequest, NotFound, UnknownAgent
 from bough_server.matching.schemas import caller_pattern_problem
-from bough_server.runtime.agent import Agent, Resolver
+from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.store.ports.workers import AgentStore, StoredAgents
 from bough_server.threads import run_in_thread
 
@@ -35,12 +42,17 @@ class TenantCatalog:
     A stored agent is hidden if a file or code has since defined an agent with its name.
     """
 
-    def __init__(self, registry: Registry, read: StoredAgents) -> None:
+    def __init__(self, registry: Registry, tenant_id: str, read: StoredAgents) -> None:
         self.registry, self.version = registry, read.version
+        self._tenant_id = tenant_id
+        self.offers_version = registry.tool_servers.offers.version
+        """Which offers of tool servers it has."""
         self.stored: Mapping[str, agent_pb2.Agent] = {
             each.definition.name: each for each in read.agents if not registry.source(each.definition.name)
         }
-        self.resolver = overlay_definitions(registry.resolver, [each.definition for each in self.stored.values()])
+        self.resolver = overlay_definitions(
+            registry.add_server_tools(tenant_id), [each.definition for each in self.stored.values()]
+        )
         self._versions: dict[str, VersionHashes] = {}
         self.bytes_held = _OVERHEAD + sum(each.ByteSize() for each in self.stored.values())
         names = [each.definition.name for each in read.agents]
@@ -54,8 +66,12 @@ class TenantCatalog:
     def versions(self, root: str) -> VersionHashes:
         """Return the versions of what a run of `root` can reach, computed once. Raises AgentUnusable."""
         if root not in self._versions:
-            self._versions[root] = resolve_versions(self.resolver, root)
+            self._versions[root] = resolve_versions(self.resolver, root, self.explain_missing_tool)
         return self._versions[root]
+
+    def explain_missing_tool(self, name: str) -> str:
+        """Return why a tool is missing, as a clause."""
+        return self.registry.explain_missing_tool(self._tenant_id, name)
 
     def current(self, name: str) -> agent_pb2.Agent:
         """Return the agent with this name, as the catalog shows it. Raises NotFound."""
@@ -80,7 +96,8 @@ class TenantCatalog:
 
     def collect_known_names(self, definitions: Sequence[agent_pb2.AgentDefinition]) -> Known:
         """Return the names that these definitions may refer to."""
-        return self.registry.collect_known_names(definitions, [each.definition for each in self.stored.values()])
+        stored = [each.definition for each in self.stored.values()]
+        return self.registry.collect_known_names(definitions, stored, tenant_id=self._tenant_id)
 
 
 class AgentCatalog:
@@ -111,8 +128,9 @@ class AgentCatalog:
         # Read each time: another server may have changed the agents.
         version = await self._store.version(tenant_id)
         held = self._held.get(tenant_id)
-        if held is None or held.version != version:
-            held = TenantCatalog(self.for_tenant(tenant_id), await self._store.read(tenant_id))
+        offers = self.registry.tool_servers.offers.version
+        if held is None or (held.version, held.offers_version) != (version, offers):
+            held = TenantCatalog(self.for_tenant(tenant_id), tenant_id, await self._store.read(tenant_id))
             self._held[tenant_id] = held
             self._evict()
         # Assigning to an existing key keeps its place in the order, so eviction may have removed this very catalog.
@@ -130,6 +148,10 @@ class AgentCatalog:
         StorageFailed.
         """
         catalog = await self.of(tenant_id)
+        if unlisted := self._find_servers_to_wait_for(catalog, tenant_id, root, definitions):
+            # Right after a start the lists are still being read.
+            await self.registry.tool_servers.wait_until_settled(unlisted)
+            catalog = await self.of(tenant_id)
         resolver = catalog.resolver
         if definitions:
             own = [drop_unknown_fields(each) for each in definitions]
@@ -140,7 +162,32 @@ class AgentCatalog:
         # A function, because the names are sorted for the suggestion of an error only.
         _find_agent(resolver, root, lambda: [*catalog.names(), *(each.name for each in definitions)])
         # The request's own definitions change what a run can reach: the catalog's versions do not hold for it.
-        return resolver, resolve_versions(resolver, root) if definitions else catalog.versions(root)
+        if definitions:
+            return resolver, resolve_versions(resolver, root, catalog.explain_missing_tool)
+        return resolver, catalog.versions(root)
+
+    def _find_servers_to_wait_for(
+        self, catalog: TenantCatalog, tenant_id: str, root: str, definitions: Sequence[agent_pb2.AgentDefinition]
+    ) -> Collection[str]:
+        """Return the tool servers whose tools a run of `root` may use, and are not known yet."""
+        offers = self.registry.tool_servers.offers.visible_to(tenant_id)
+        unlisted = {name: each.section.prefix_of(name) for name, each in offers.items() if not each.is_listed}
+        if not unlisted:
+            return ()
+        brought = {each.name: each for each in definitions}
+        reached = catalog.resolver.agents.keys() | brought.keys() if brought else ()
+        if not brought and root in catalog.resolver.agents:
+            reached = {each.name for each in find_reachable(catalog.resolver, root)}
+        links = [
+            link
+            for name in reached
+            for link in (llm_of(brought[name]).tools if name in brought else catalog.resolver.agents[name].tool_links)
+        ]
+        return {
+            server
+            for server, prefix in unlisted.items()
+            if any(link.server == server or link.name.startswith(prefix) for link in links)
+        }
 
     async def validate(
         self, tenant_id: str, definitions: Sequence[agent_pb2.AgentDefinition]

@@ -5,6 +5,7 @@ A run is parked, not executed, until this server has every version that the run 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from bough.v1 import agent_pb2, event_pb2
@@ -13,6 +14,7 @@ from bough_server.agents.validation_bounds import models_of
 from bough_server.agents.validation_links import find_missing_functions
 from bough_server.functions import NodeFunction
 from bough_server.runtime.agent import Agent, Resolver
+from bough_server.tools.tool import Tool
 
 REPLAY_VERSION: Final = 1
 """The version of the replay rules that new runs are recorded with."""
@@ -25,9 +27,15 @@ class MissingVersion(Exception):
 
 
 def restore_catalog(
-    started: event_pb2.RunStarted, definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver
+    started: event_pb2.RunStarted,
+    definitions: Mapping[str, agent_pb2.AgentDefinition],
+    resolver: Resolver,
+    server_tools: Mapping[str, Tool] = MappingProxyType({}),
 ) -> Resolver:
-    """Return the catalog that a run started with; `definitions` are those it names, by name. Raises MissingVersion."""
+    """Return the catalog that a run started with; `definitions` are those it names, by name, as are `server_tools`.
+
+    Raises MissingVersion.
+    """
     versions = started.versions
     if versions.replay not in _READ_VERSIONS:
         raise MissingVersion(
@@ -46,12 +54,13 @@ def restore_catalog(
     for name, version in versions.nodes.items():
         _check_node(name, version, resolver)
     for name, digest in versions.tools.items():
-        _check_tool(name, digest, resolver)
+        if name not in server_tools:  # those are as they were when the run started
+            _check_tool(name, digest, resolver)
     # Models may be configured differently now: recorded calls are not repeated, and new ones use today's settings.
     named = {name for each in definitions.values() for name in models_of(each)} - {""}
     for name in sorted({*versions.models, *named}):
         _check_model(name, resolver)
-    return replace(resolver, agents=agents)
+    return replace(resolver, agents=agents, tools={**resolver.tools, **server_tools})
 
 
 def _agent(name: str, definition: agent_pb2.AgentDefinition, resolver: Resolver, *, code: Mapping[str, Agent]) -> Agent:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from bough.v1 import agent_pb2, model_pb2, tool_pb2
 from bough_server.agents.definition import Source
@@ -24,12 +24,17 @@ from bough_server.agents.validation import Known, validate_code_agent
 from bough_server.agents.validation_bounds import models_of
 from bough_server.agents.validation_links import find_missing_functions
 from bough_server.documents.yaml import raise_problems
+from bough_server.engine.open_invocations import to_duration
 from bough_server.errors import AgentUnusable, ConfigurationError, Problem
 from bough_server.functions import Function, NodeFunction
 from bough_server.log.session_state import is_key
 from bough_server.models.model import Model, ToolSpec
 from bough_server.runtime.agent import Agent, Models, Resolver
+from bough_server.runtime.toolset import name_linked_tools
+from bough_server.tool_servers.offers import MOST_TOOLS, derive_name, revision_of
+from bough_server.tool_servers.servers import ToolServers
 from bough_server.tools.builtin import RESERVED, SPECS
+from bough_server.tools.remote import RECOVERIES, tool_of
 from bough_server.tools.tool import Tool, spec
 
 T = TypeVar("T")
@@ -43,6 +48,11 @@ _KINDS: Final[Mapping[str, Callable[[agent_pb2.AgentDefinition], Agent]]] = {
     "swarm": SwarmAgent,
     "plan_execute": PlanExecuteAgent,
 }
+
+
+def describe_owners(tools: Iterable[str]) -> Mapping[str, str]:
+    """Return the names that no tool of a tool server can have, each with what has it; `tools` are those in Python."""
+    return dict.fromkeys(tools, "a tool in Python") | dict.fromkeys(RESERVED, "a built-in tool")
 
 
 class ListedModels(Models, Protocol):
@@ -93,6 +103,8 @@ class VersionHashes:
     models: Mapping[str, str]
     agents: Mapping[str, str]
     prices: str
+    server_tools: Mapping[str, tool_pb2.ToolInfo] = field(default_factory=dict)
+    """The tools of tool servers by the revisions under which they are stored, in the order of their names."""
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Declared versions of the functions of graphs' nodes, by name."""
 
@@ -108,13 +120,20 @@ class Registry:
         code_agents: Iterable[Agent] = (),
         tools: Iterable[Tool] = (),
         functions: Iterable[Function] = (),
+        tool_servers: Callable[[Mapping[str, str]], ToolServers] = ToolServers.none,
     ) -> None:
-        """Check everything together. Raises ConfigurationError with every problem, by file, line and field."""
+        """Check everything together. Raises ConfigurationError with every problem, by file, line and field.
+
+        `tool_servers` returns the tool servers, given the names of the other tools, each with what has it.
+        """
         sources = [each if isinstance(each, Source) else Source(definition=each, path="agents") for each in definitions]
         self._models = models
         self._tools = _unique("tools", ((each.name, each) for each in tools))
         if taken := sorted(RESERVED & self._tools.keys()):
             raise ConfigurationError(f"{taken[0]!r} is a built-in tool; choose another name for yours.")
+        self.tool_servers = tool_servers(describe_owners(self._tools))
+        """The tool servers, whose tools come on top of those of the resolver."""
+        self._built: tuple[int, Mapping[str, Tool]] | None = None
         self._functions = _unique("functions", ((each.name, each) for each in functions))
         self._code_agents = _unique("agents", ((each.definition.name, each) for each in code_agents))
         self.resolver = Resolver(  # collect_known_names() reads it before the agents can be built
@@ -140,10 +159,43 @@ class Registry:
         """Return every agent, sorted by name."""
         return [describe_agent(agent, self.source(name)) for name, agent in self.resolver.agents.items()]
 
-    def list_tools(self) -> Sequence[tool_pb2.ToolInfo]:
-        """Return every tool that a definition may name, including the built-in ones, sorted by name."""
-        listed = [*map(_describe_tool, self._tools.values()), *map(_describe_built_in_tool, SPECS.values())]
+    def list_tools(self, tenant_id: str | None = None, *, server: str = "") -> Sequence[tool_pb2.ToolInfo]:
+        """Return every tool that a tenant's definitions may name, including the built-in ones, sorted by name.
+
+        With `server` only those of that tool server; None for the tools of all tenants.
+        """
+        own = [*map(_describe_tool, self._tools.values()), *map(_describe_built_in_tool, SPECS.values())]
+        served = self.tool_servers.offers.tools_for(tenant_id).values()
+        listed = [info for info in served if info.server == server] if server else [*own, *served]
         return sorted(listed, key=lambda info: info.name)
+
+    def add_server_tools(self, tenant_id: str) -> Resolver:
+        """Return the resolver with the tools of tool servers that a tenant may use, as they are offered now."""
+        if not self.tool_servers.names:
+            return self.resolver
+        offers = self.tool_servers.offers
+        if self._built is None or self._built[0] != offers.version:  # once for all tenants
+            self._built = offers.version, self.build_server_tools(offers.tools_for(None))
+        built = self._built[1]
+        return replace(
+            self.resolver, tools={**self._tools, **{name: built[name] for name in offers.tools_for(tenant_id)}}
+        )
+
+    def explain_missing_tool(self, tenant_id: str, name: str) -> str:
+        """Return why a tool, or the tools of a tool server, are missing for a tenant, as a clause."""
+        for server, offer in self.tool_servers.offers.visible_to(tenant_id).items():
+            if name == server or name.startswith(offer.section.prefix_of(server)):
+                reasons = {
+                    derive_name(offer.section.prefix_of(server), each.name): each.reason for each in offer.refused
+                }
+                why = reasons.get(name) or (self.tool_servers.problem(server) if not offer.is_listed else "")
+                what = "which offers no tools now" if name == server else f"which {server!r} does not offer now"
+                return f"{what} ({why.removesuffix('.')})" if why else what
+        return "which no longer exists"
+
+    def build_server_tools(self, infos: Mapping[str, tool_pb2.ToolInfo]) -> Mapping[str, Tool]:
+        """Return tools of tool servers that call these, by the same names."""
+        return {name: tool_of(info, self.tool_servers) for name, info in infos.items()}
 
     def list_models(self) -> Sequence[model_pb2.ModelInfo]:
         """Return every model, sorted by name."""
@@ -165,12 +217,19 @@ class Registry:
         self,
         definitions: Iterable[agent_pb2.AgentDefinition],
         stored: Iterable[agent_pb2.AgentDefinition] = (),
+        *,
+        tenant_id: str | None = None,
     ) -> Known:
-        """Return the names that definitions may refer to in this catalog and the stored agents on top of it."""
+        """Return the names that definitions may refer to in this catalog and the stored agents on top of it.
+
+        None for the tool servers of all tenants.
+        """
+        offers = self.tool_servers.offers
         named = {name for definition in definitions for name in models_of(definition)} - {""}
         listed = {info.name for info in self._models.list()}
         return Known(
-            tools=self._tools.keys(),
+            tools={*self._tools, *offers.tools_for(tenant_id)},
+            tool_servers=offers.visible_to(tenant_id),
             client_tools={name for name, tool in self._tools.items() if tool.is_client_side},
             models=listed | {name for name in named if self.resolver.model(name) is not None},
             has_default_model=self.resolver.model("") is not None,
@@ -210,6 +269,10 @@ def _describe_tool(tool: Tool) -> tool_pb2.ToolInfo:
         input_schema_json=described.input_schema_json,
         source=tool_pb2.TOOL_SOURCE_CLIENT if tool.is_client_side else tool_pb2.TOOL_SOURCE_CODE,
         requires_approval=tool.approval is True,
+        on_recovery=tool_pb2.TOOL_RECOVERY_UNSPECIFIED if tool.is_client_side else RECOVERIES[tool.on_recovery],
+        digest=tool.digest,
+        timeout=None if tool.timeout is None else to_duration(round(tool.timeout * 1e9)),
+        approver_group=tool.approvers or "",
     )
 
 
@@ -219,6 +282,7 @@ def _describe_built_in_tool(described: ToolSpec) -> tool_pb2.ToolInfo:
         description=described.description,
         input_schema_json=described.input_schema_json,
         source=tool_pb2.TOOL_SOURCE_BUILT_IN,
+        on_recovery=tool_pb2.TOOL_RECOVERY_RETRY,
     )
 
 
@@ -260,8 +324,9 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
     """
     definitions = find_reachable(resolver, root)
     agents = [resolver.agents[definition.name] for definition in definitions]
-    names = {link.name for agent in agents for link in agent.tool_links} - SPECS.keys()
+    names = {name for agent in agents for _, name in name_linked_tools(agent.tool_links, resolver)} - SPECS.keys()
     tools = {name: resolver.tools[name].digest for name in names}
+    infos = [info for name in sorted(names) if (info := resolver.tools[name].info) is not None]
     models = _models(resolver, {name for definition in definitions for name in models_of(definition)})
     code = {each.name for each in definitions if each.WhichOneof("kind") is None}
     # Under its own name too: the definition runs with the code as it was when the run started.
@@ -272,6 +337,7 @@ def versions_of(resolver: Resolver, root: str) -> VersionHashes:
         models={name: model.config_digest for name, model in sorted(models.items())},
         agents={name: resolver.agents[name].revision for name in sorted(code)},
         prices=hashlib.sha256(json.dumps(prices).encode()).hexdigest(),
+        server_tools={revision_of(info): info for info in infos},
         nodes=dict(sorted(_node_versions(resolver, definitions))),
     )
 
@@ -295,16 +361,25 @@ def _models(resolver: Resolver, names: Collection[str]) -> dict[str, Model]:
     return found
 
 
-def resolve_versions(resolver: Resolver, root: str) -> VersionHashes:
-    """Return the versions of everything that a run of `root` can reach. Raises AgentUnusable if something of it no
-    longer exists.
+Explain: TypeAlias = Callable[[str], str]
+"""Returns why a tool, or the tools of a tool server, of this name are missing, as a clause."""
+
+
+def _explain_nothing(name: str) -> str:
+    return "which no longer exists"
+
+
+def resolve_versions(resolver: Resolver, root: str, explain: Explain = _explain_nothing) -> VersionHashes:
+    """Return the versions of everything that a run of `root` can reach; `explain` says why a tool is missing.
+
+    Raises AgentUnusable if something of it no longer exists.
     """
-    if missing := list(describe_missing(resolver, root)):
+    if missing := list(describe_missing(resolver, root, explain)):
         raise AgentUnusable(" ".join([*missing, "Change the agents that name it, or restore it."]))
     return versions_of(resolver, root)
 
 
-def describe_missing(resolver: Resolver, root: str) -> Iterator[str]:
+def describe_missing(resolver: Resolver, root: str, explain: Explain = _explain_nothing) -> Iterator[str]:
     """Yield a sentence for each thing that the reachable definitions name and that is missing.
 
     Stored agents were validated when they were stored. If a rule was added since, a run that breaks it is refused
@@ -325,12 +400,27 @@ def describe_missing(resolver: Resolver, root: str) -> Iterator[str]:
         for link in definition.sub_agents:
             if link.agent not in resolver.agents:
                 yield f"The agent {definition.name!r} links to the agent {link.agent!r}, which no longer exists."
-        for tool in agent.tool_links:
-            if tool.name not in SPECS and tool.name not in resolver.tools:
-                yield f"The agent {definition.name!r} names the tool {tool.name!r}, which no longer exists."
+        yield from _describe_missing_tools(agent, resolver, explain)
         for model in sorted(models_of(definition) - {""}):
             if resolver.model(model) is None:
                 yield f"The agent {definition.name!r} names the model {model!r}, which does not exist for this tenant."
+
+
+def _describe_missing_tools(agent: Agent, resolver: Resolver, explain: Explain) -> Iterator[str]:
+    """Yield a sentence for each tool that an agent names and that is missing, and one if it has too many."""
+    name = agent.definition.name
+    for link in agent.tool_links:
+        if link.server and not any(tool.server == link.server for tool in resolver.tools.values()):
+            why = explain(link.server)
+            yield f"The agent {name!r} links the tool server {link.server!r}, {why}."
+        elif not link.server and link.name not in SPECS and link.name not in resolver.tools:
+            yield f"The agent {name!r} names the tool {link.name!r}, {explain(link.name)}."
+    count = sum(1 for _ in name_linked_tools(agent.tool_links, resolver)) + len(agent.definition.sub_agents)
+    if count > MOST_TOOLS:
+        yield (
+            f"The agent {name!r} has {count} tools, linked agents included, and at most {MOST_TOOLS} are possible: "
+            "link fewer by name, or select some by `tools` of the tool server."
+        )
 
 
 def is_code(resolver: Resolver, name: str) -> bool:

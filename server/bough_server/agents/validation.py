@@ -25,6 +25,7 @@ from bough_server.errors import Reason
 from bough_server.functions import NodeFunction
 from bough_server.ids import AGENT_NAME
 from bough_server.runtime.agent import llm_of
+from bough_server.tool_servers.offers import MOST_TOOLS, ServerOffer
 from bough_server.tools.arguments import schema_problem
 from bough_server.tools.builtin import FINAL_ANSWER, OF_STATE, SPECS
 
@@ -38,6 +39,8 @@ class Known:
     tools: Collection[str] = ()
     client_tools: Collection[str] = ()
     """The tools that run in the client."""
+    tool_servers: Mapping[str, ServerOffer] = field(default_factory=dict)
+    """The tool servers, whose tools are among `tools` if they are known."""
     models: Collection[str] = ()
     has_default_model: bool = True
     definitions: Sequence[agent_pb2.AgentDefinition] = ()
@@ -264,11 +267,13 @@ def _graph(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Def
         yield from (DefinitionProblem(*each) for each in settings_problems(model.settings, f"{place}.settings"))
 
 
-def _tool_problems(link: agent_pb2.ToolLink, place: str, known: Known) -> Iterator[DefinitionProblem]:
-    """Yield the problems of one link to a tool, wherever it is."""
+def _tool_problems(
+    link: agent_pb2.ToolLink, place: str, known: Known, *, instead: str = ""
+) -> Iterator[DefinitionProblem]:
+    """Yield the problems of one link to a tool, wherever it is; `instead` says what may stand for the name."""
     if not link.name:
-        yield DefinitionProblem(f"{place}.name", "is required.")
-    elif link.name not in known.tools and link.name not in SPECS:
+        yield DefinitionProblem(f"{place}.name", f"is required{instead}.")
+    elif link.name not in known.tools and link.name not in SPECS and not is_unlisted(link.name, known):
         reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
         description = f"There is no tool {link.name!r}.{suggestion(link.name, {*known.tools, *SPECS})}"
         yield DefinitionProblem(f"{place}.name", description, reason)
@@ -285,7 +290,11 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Defi
     seen: set[str] = set()
     for index, link in enumerate(llm_of(definition).tools):
         place = f"llm.tools[{index}].name"
-        yield from _tool_problems(link, f"llm.tools[{index}]", known)
+        if link.server:
+            yield from _server_link(link, f"llm.tools[{index}].server", known, seen)
+            continue
+        instead = ", or `server` for all tools of a tool server"
+        yield from _tool_problems(link, f"llm.tools[{index}]", known, instead=instead)
         if link.name in seen:
             yield DefinitionProblem(place, f"{link.name!r} is listed twice.")
         elif link.name in others:
@@ -293,6 +302,42 @@ def _tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[Defi
                 place, f"{link.name!r} is also the tool of {others[link.name]}; remove one of the two."
             )
         seen.add(link.name)
+    yield from _count_tools(definition, known)
+
+
+def _server_link(link: agent_pb2.ToolLink, place: str, known: Known, seen: set[str]) -> Iterator[DefinitionProblem]:
+    """Yield the problems of a link to a tool server; `seen` has those before, each with a `:`, as no tool's name."""
+    if link.name:
+        yield DefinitionProblem(place, "stands beside `name`: exactly one of the two is set.")
+    if link.server not in known.tool_servers:
+        reason = error_pb2.ERROR_REASON_UNKNOWN_TOOL
+        near = suggestion(link.server, known.tool_servers)
+        yield DefinitionProblem(place, f"There is no tool server {link.server!r}.{near}", reason)
+    if f":{link.server}" in seen:
+        yield DefinitionProblem(place, f"{link.server!r} is listed twice.")
+    seen.add(f":{link.server}")
+
+
+def is_unlisted(tool: str, known: Known) -> bool:
+    """Return whether a tool may be one of a tool server whose tools are not known yet."""
+    return any(
+        tool.startswith(offer.section.prefix_of(name))
+        for name, offer in known.tool_servers.items()
+        if not offer.is_listed
+    )
+
+
+def _count_tools(definition: agent_pb2.AgentDefinition, known: Known) -> Iterator[DefinitionProblem]:
+    names = {link.name for link in llm_of(definition).tools if link.name}
+    for link in llm_of(definition).tools:
+        if link.server in known.tool_servers:
+            names |= known.tool_servers[link.server].tools.keys()
+    if (count := len(names) + len(definition.sub_agents)) > MOST_TOOLS:
+        yield DefinitionProblem(
+            "llm.tools",
+            f"are {count} with the linked agents, and at most {MOST_TOOLS} are possible: link fewer by name, or select "
+            "some by `tools` of the tool server.",
+        )
 
 
 def _links(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[DefinitionProblem]:

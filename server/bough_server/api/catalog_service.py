@@ -16,7 +16,7 @@ from bough_server.errors import UnknownAgent
 from bough_server.identity import Caller
 from bough_server.store.ports.runs import Catalog
 
-T = TypeVar("T", agent_pb2.Agent, tool_pb2.ToolInfo, model_pb2.ModelInfo)
+T = TypeVar("T", agent_pb2.Agent, tool_pb2.ToolInfo, tool_pb2.ToolServerInfo, model_pb2.ModelInfo)
 
 _NAME: Final[Callable[[object], str]] = attrgetter("name")
 _AGENT_NAME: Final[Callable[[object], str]] = attrgetter("definition.name")
@@ -103,8 +103,19 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
         self, request: pb.ListToolsRequest, context: aio.ServicerContext[pb.ListToolsRequest, pb.ListToolsResponse]
     ) -> pb.ListToolsResponse:
         """List the tools, by name."""
-        tools, token = _page(self._agents.registry.list_tools(), request, "tools")
+        found = self._agents.registry.list_tools(self._tenant_id(), server=request.server)
+        tools, token = _page(found, request, f"tools of {request.server}" if request.server else "tools")
         return pb.ListToolsResponse(tools=tools, next_page_token=token)
+
+    async def ListToolServers(
+        self,
+        request: pb.ListToolServersRequest,
+        context: aio.ServicerContext[pb.ListToolServersRequest, pb.ListToolServersResponse],
+    ) -> pb.ListToolServersResponse:
+        """List the tool servers, by name."""
+        found = self._agents.registry.tool_servers.describe(self._tenant_id())
+        servers, token = _page(found, request, "tool servers")
+        return pb.ListToolServersResponse(servers=servers, next_page_token=token)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
@@ -119,7 +130,7 @@ class CatalogService(catalog_service_pb2_grpc.CatalogServiceServicer):
 
 def _page(
     items: Sequence[T],
-    request: pb.ListAgentsRequest | pb.ListToolsRequest | pb.ListModelsRequest,
+    request: pb.ListAgentsRequest | pb.ListToolsRequest | pb.ListToolServersRequest | pb.ListModelsRequest,
     listing: str,
     *,
     name: Callable[[object], str] = _NAME,

@@ -1,4 +1,4 @@
-"""`bough agents`, `bough models` and `bough tools`: list, show and validate."""
+"""`bough agents` and `bough models`: list, show and validate."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,13 +11,15 @@ from bough_server.cli.exit_codes import ExitCode, finish, print_stderr
 from bough_server.cli.options import JsonOption, Target, target_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bough.v1 import agent_pb2
+    from bough_server.agents.validation import Known
     from bough_server.settings import Settings
 
 agents = typer.Typer(help="List, show and check agents.", no_args_is_help=True)
 
 models = typer.Typer(help="List models.", no_args_is_help=True)
-
-tools = typer.Typer(help="List tools.", no_args_is_help=True)
 
 
 @command(agents, "list")
@@ -159,6 +161,7 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
     if found:
         print_stderr(f"{pluralize(len(found), 'problem')} in {pluralize(len(files), 'file')}.")
         return ExitCode.FAILED
+    notes += _find_unchecked_tools([source.definition for source in sources], known)
     notes += [
         f"{' -> '.join(path)}: they can call each other in turn, until `limits.depth` ends it."
         for path in find_call_cycles(named)
@@ -173,6 +176,19 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
         print_stderr(f"note: {note}")
     print_stderr(f"{pluralize(len(sources), 'agent')} in {pluralize(len(files), 'file')}: no problems found.")
     return ExitCode.YES
+
+
+def _find_unchecked_tools(definitions: "Sequence[agent_pb2.AgentDefinition]", known: "Known") -> list[str]:
+    """Return notes on tools of tool servers that are not in the lock: nothing is connected to."""
+    from bough_server.agents.validation import is_unlisted
+    from bough_server.runtime.agent import llm_of
+
+    return [
+        f"{definition.name}: the tool {link.name!r} was not checked: run `bough tools lock`."
+        for definition in definitions
+        for link in llm_of(definition).tools
+        if link.name and link.name not in known.tools and is_unlisted(link.name, known)
+    ]
 
 
 def _check_scripts(settings: "Settings", agents: set[str], *, is_whole: bool) -> tuple[list[str], list[str]]:
@@ -220,26 +236,4 @@ async def _list_models(target: Target, *, json: bool) -> ExitCode:
     async with connect(target, is_reading=True) as connection:
         found = [model async for model in connection.client.catalog.list_models()]
     print_table(found, models_table, json=json)
-    return ExitCode.YES
-
-
-@tools.callback()
-def _group_of_tools() -> None:
-    """List tools."""
-
-
-@command(tools, "list")
-def list_tools(context: typer.Context, json: JsonOption = False) -> None:
-    """List the tools that definitions may name, with where they run and what they do."""
-    finish(_list_tools(target_of(context), json=json))
-
-
-async def _list_tools(target: Target, *, json: bool) -> ExitCode:
-    from bough_server.cli.connection import connect
-    from bough_server.cli.output import print_table
-    from bough_server.cli.render.tables import tools_table
-
-    async with connect(target, is_reading=True) as connection:
-        found = [tool async for tool in connection.client.catalog.list_tools()]
-    print_table(found, tools_table, json=json)
     return ExitCode.YES

@@ -9,7 +9,7 @@ from bough import AsyncClient, InvalidRequest, NotFound
 from bough.v1 import agent_pb2
 from bough_server.agents.definition import Source
 from bough_server.agents.loading import definition_files, load_python, load_sources, read_sources
-from bough_server.agents.registry import Registry, schemas_of
+from bough_server.agents.registry import Registry, describe_owners, schemas_of
 from bough_server.agents.validation import Known
 from bough_server.errors import ConfigurationError
 from bough_server.functions import NodeFunction
@@ -65,8 +65,10 @@ def load_known_names(settings: Settings, *, without: Collection[Path] = ()) -> K
     files = [path for path in definition_files(settings.agents, settings.folder) if path.resolve() not in excluded]
     # Problems of other files are ignored here: the caller checks only the files that it excluded.
     sources, _ = read_sources(files)
+    offers = settings.build_tool_servers(describe_owners(tool.name for tool in python.tools)).offers
     return Known(
-        tools=[tool.name for tool in python.tools],
+        tools=[*(tool.name for tool in python.tools), *offers.tools_for(None)],
+        tool_servers=offers.servers,
         client_tools=[tool.name for tool in python.tools if tool.is_client_side],
         models=list(settings.models),
         has_default_model="default" in settings.models,
@@ -92,6 +94,7 @@ def registry_of(settings: Settings) -> Registry:
         code_agents=python.agents,
         tools=python.tools,
         functions=python.functions,
+        tool_servers=settings.build_tool_servers,
     )
 
 

@@ -40,8 +40,8 @@ ProbeOption = Annotated[
 def doctor(context: typer.Context, json: JsonOption = False, probe: ProbeOption = False) -> None:
     """Report which parts of this installation work, and what to do about the rest.
 
-    Checks the configuration, certificates, API keys and issuers, agents, the database, the models and the server; calls
-    no model, except with --probe.
+    Checks the configuration, certificates, API keys and issuers, agents, tool servers, the database, the models and the
+    server. It lists the tools of tool servers; it calls no model, except with --probe.
     The exit code is 1 if something has to be done; each line says what.
     """
     finish(_doctor(target_of(context), json=json, probe=probe))
@@ -78,6 +78,7 @@ async def examine(target: Target, *, probe: bool = False) -> list[Finding]:
     findings.append(_configuration(settings))
     findings += [*_certificates(settings), *await _callers(settings)]
     findings.append(_run_check("agents", lambda: _agents(settings)))
+    findings += await _tool_servers(settings)
     findings.append(_run_check("database", lambda: _database(settings, target.command)))
     models = [_model(settings, name) for name in settings.models]
     findings += await probe_models(settings, models) if probe else models
@@ -134,6 +135,31 @@ def _agents(settings: "Settings") -> Finding:
     raise_problems(source_problems(sources, known))
     names = [source.definition.name for source in sources] + [agent.name for agent in known.code_agents]
     return Finding(name="agents", is_right=True, words=", ".join(names) or "none")
+
+
+async def _tool_servers(settings: "Settings") -> list[Finding]:
+    """Connect to each tool server, and list its tools."""
+    from bough_server.cli.tools import describe_problems
+    from bough_server.errors import ConfigurationError
+    from bough_server.observability.logs import configure_logging
+
+    configure_logging("error", settings.log_format)  # the findings say what is wrong
+    try:
+        servers = settings.build_tool_servers({})
+    except ConfigurationError as error:
+        return [Finding(name="tool servers", is_right=False, words=str(error))]
+    try:
+        await servers.wait_until_settled(servers.names)
+        return [
+            Finding(
+                name=f"tool server {each.name}",
+                is_right=not describe_problems(each),
+                words="; ".join([f"{each.tool_count} tools offered", *describe_problems(each)]),
+            )
+            for each in servers.describe(None)
+        ]
+    finally:
+        await servers.close()
 
 
 def _database(settings: "Settings", command: str) -> Finding:

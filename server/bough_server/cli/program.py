@@ -35,7 +35,7 @@ _COMMANDS: Final = {
     "schema": "schema",
     "agents": "agents",
     "models": "agents",
-    "tools": "agents",
+    "tools": "tools",
     "eval": "eval.program",
     "sessions": "sessions",
     "db": "db",

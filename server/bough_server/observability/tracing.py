@@ -43,6 +43,13 @@ _INPUT: Final = {"execute_tool": "gen_ai.tool.call.arguments"}
 _OUTPUT: Final = {"execute_tool": "gen_ai.tool.call.result"}
 
 
+def inject_context() -> Mapping[str, str]:
+    """Return the headers by which a call passes on the trace that is current in this task."""
+    headers: dict[str, str] = {}
+    propagate.inject(headers)
+    return headers
+
+
 @dataclass(frozen=True, slots=True)
 class Parent:
     """Parent of a span: the trace, the span above, and the baggage that its descendants inherit."""

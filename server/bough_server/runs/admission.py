@@ -279,6 +279,8 @@ def build_start_event(
     begun.versions.tools.update(versions.tools)
     begun.versions.models.update(versions.models)
     begun.versions.agents.update(versions.agents)
+    for revision, tool in versions.server_tools.items():
+        begun.tool_refs.add(name=tool.name, server=tool.server, revision=revision)
     begun.request_id = request.request_id
     begun.request_digest = admission.digest if request.request_id else ""
     begun.tenant_id, begun.user_id = admission.principal.tenant_id, admission.principal.user_id

@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
-from bough.v1 import agent_pb2, event_pb2
+from bough.v1 import agent_pb2, event_pb2, tool_pb2
 from bough_server.agents.pinned import REPLAY_VERSION
 from bough_server.agents.registry import agent_of
 from bough_server.clock import Clock
@@ -21,6 +21,7 @@ from bough_server.runs.fork import override_definitions
 from bough_server.runtime.agent import Agent, Resolver, llm_of
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.dispatcher import dispatch_root
+from bough_server.runtime.toolset import name_linked_tools
 from bough_server.store.ports.sessions import StoredMessage
 from bough_server.tools.builtin import SPECS
 from bough_server.tools.tool import Tool
@@ -132,7 +133,17 @@ def _offline_tool(tool: Tool) -> Tool:
     def refuse(**_: object) -> NoReturn:
         raise NonDeterministic(f"The replay ran the tool {tool.name!r}, which a replay never does.")
 
-    return replace(tool, function=refuse, context_parameter="", arguments=None)
+    return replace(tool, function=refuse, context_parameter="", arguments=None, remote=None)
+
+
+def build_pinned_tool(ref: event_pb2.ToolRef) -> Tool:
+    """Return a tool of a tool server that a log names; of what models were told of it, a replay needs nothing."""
+
+    def refuse(**_: object) -> NoReturn:
+        raise NonDeterministic(f"The replay ran the tool {ref.name!r}, which a replay never does.")
+
+    info = tool_pb2.ToolInfo(name=ref.name, server=ref.server)
+    return Tool(name=ref.name, description="", input_schema_json="{}", function=refuse, info=info)
 
 
 def build_offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolver, *, is_forced: bool) -> Resolver:
@@ -141,6 +152,9 @@ def build_offline_resolver(log: Sequence[event_pb2.AgentEvent], resolver: Resolv
     Raises ConfigurationError if an agent or a tool is missing and, unless `is_forced`, if an agent, a tool or the
     replay version differs from the one that the run started with; for agents the message names both revisions.
     """
+    # Of tool servers a run has the tools that it began with, whatever they offer now.
+    pinned = {ref.name: build_pinned_tool(ref) for ref in log[0].run_started.tool_refs}
+    resolver = replace(resolver, tools={**resolver.tools, **pinned})
     versions = log[0].run_started.versions
     named = {ref.name: ref.revision for ref in log[0].run_started.definition_refs} | dict(versions.agents)
     missing = [f"The agent {name!r}" for name in sorted(named) if name not in resolver.agents]
@@ -175,7 +189,7 @@ def _check_versions(
     others += [
         f"The tool {name!r} has another description or schema here than when the run started."
         for name, digest in sorted(versions.tools.items())
-        if name not in resolver.tools or resolver.tools[name].digest != digest
+        if name not in resolver.tools or (not resolver.tools[name].server and resolver.tools[name].digest != digest)
     ]
     if versions.replay != REPLAY_VERSION:
         others.append(f"The replay version is {REPLAY_VERSION} here; the run has version {versions.replay}.")
@@ -193,7 +207,8 @@ def _build_missing_error(missing: Sequence[str]) -> ConfigurationError:
 def _find_missing_tools(resolver: Resolver, agents: Iterable[str]) -> Sequence[str]:
     """Return the tools that agents name and that are missing: agents of a server's catalog come without their tools."""
     links = [link for name in agents for link in llm_of(resolver.agents[name].definition).tools]
-    return sorted({link.name for link in links if link.name not in SPECS and link.name not in resolver.tools})
+    names = {name for _, name in name_linked_tools(links, resolver)}
+    return sorted(names - SPECS.keys() - resolver.tools.keys())
 
 
 def _replace_agents(definitions: Mapping[str, agent_pb2.AgentDefinition], resolver: Resolver) -> Resolver:

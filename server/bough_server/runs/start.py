@@ -72,7 +72,10 @@ class NewRunDraft:
             request_digest=started.run_started.request_digest,
             create_time_ns=admission.now_ns,
             first=_to_log_event(started, admission.files),
-            definitions=collect_definitions(admission.resolver, admission.agent.definition.name),
+            definitions={
+                **collect_definitions(admission.resolver, admission.agent.definition.name),
+                **admission.versions.server_tools,
+            },
             owner=self.owner,
             queued=_to_log_event(queued) if queued is not None else None,
             quotas=self.quotas,

@@ -1,8 +1,8 @@
 """Take over runs: take the next epoch, restore the catalog that a run started with, and launch it from its log."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2
+from bough.v1 import agent_pb2, error_pb2, event_pb2, execution_pb2, tool_pb2
 from bough_server.agents.definition import kind_of
 from bough_server.agents.pinned import MissingVersion, restore_catalog
 from bough_server.engine.execution import Execution
@@ -38,6 +38,7 @@ from bough_server.runs.progress import count_crashes_in
 from bough_server.runs.registry import RunRegistry
 from bough_server.runtime.agent import Resolver
 from bough_server.store.ports.runs import RunRow
+from bough_server.tools.tool import Tool
 
 OnEnd = Callable[[LiveRun, BaseException | None], None]
 
@@ -228,8 +229,25 @@ class Takeover:
                     f"The definition of {ref.name!r} with revision {ref.revision!r} is not stored here."
                 )
             definitions[ref.name] = definition  # a later fork's definition replaces an earlier one
+        started = log[0].run_started
+        tools = await self._restore_server_tools(started)
         below = self._dependencies.agents.for_tenant(principal.tenant_id).resolver
-        return restore_catalog(log[0].run_started, definitions, below)
+        return restore_catalog(started, definitions, below, tools)
+
+    async def _restore_server_tools(self, started: event_pb2.RunStarted) -> Mapping[str, Tool]:
+        """Return the tools of tool servers as they were when a run started. Raises MissingVersion."""
+        registry, found = self._dependencies.agents.registry, dict[str, tool_pb2.ToolInfo]()
+        for ref in started.tool_refs:
+            if ref.server not in registry.tool_servers.names:
+                raise MissingVersion(
+                    f"The tool server {ref.server!r}, which has the tool {ref.name!r}, is not configured on this "
+                    "server. Restore it and keep it until the run ends, or cancel the run."
+                )
+            info = await self._dependencies.store.catalog.get_tool(ref.revision)
+            if info is None:
+                raise MissingVersion(f"The tool {ref.name!r} with revision {ref.revision!r} is not stored here.")
+            found[ref.name] = info
+        return registry.build_server_tools(found)
 
     def _find_close_reason(
         self, log: Sequence[event_pb2.AgentEvent], of_the_run: Sequence[event_pb2.AgentEvent]

@@ -15,6 +15,7 @@ from bough_server.messages import calls_of, copy_of, text_of
 from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime.agent import NO_DEFAULT, CallResult, Context, Work, value_of
 from bough_server.runtime.child_call import Dispatch
+from bough_server.runtime.code_calls import call_from_code
 from bough_server.runtime.compaction import fit_request
 from bough_server.runtime.dispatcher import cancel_effect, cancel_others, dispatch
 from bough_server.runtime.effects import Value, record_value
@@ -22,7 +23,6 @@ from bough_server.runtime.failure_log import log_failure
 from bough_server.runtime.lane import Lane, PendingCalls
 from bough_server.runtime.model_call import ModelCallSpec, call_model
 from bough_server.runtime.questions import ask_question
-from bough_server.runtime.tool_call import call_from_code
 from bough_server.runtime.tool_calls import ParallelToolCalls
 from bough_server.runtime.visible_history import is_transfer
 

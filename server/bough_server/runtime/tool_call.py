@@ -4,8 +4,7 @@ The order is: checks, input_requested, input_received, tool_started. A refused c
 tool_started, and a client-side tool has no tool_started unless a mock answers it.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +16,7 @@ from bough_server.engine.files import SessionFiles
 from bough_server.engine.open_invocations import to_duration
 from bough_server.engine.recorder import DeltaChunk
 from bough_server.engine.scheduler import Waiter
-from bough_server.errors import RunError
+from bough_server.errors import RunError, ToolOutcomeUnknown
 from bough_server.log import events
 from bough_server.messages import text_of
 from bough_server.observability.tracing import Traced
@@ -30,7 +29,10 @@ from bough_server.runtime.toolset import ToolOffer
 from bough_server.tools import builtin
 from bough_server.tools import execution as tool_execution
 from bough_server.tools.arguments import parse_arguments
-from bough_server.truncation import MAX_RESULT_BYTES, MAX_TEXT_BYTES, truncate_result
+from bough_server.truncation import MAX_RESULT_BYTES, truncate_result
+
+MOST_REPEATS: Final = 2
+"""How often one server makes a call again whose outcome is unknown, if the rule of its tool allows that."""
 
 _CHUNK_CHARACTERS: Final = 64 * 1024
 """Longer output is split into several events, so that none exceeds the size limit of an event."""
@@ -48,6 +50,7 @@ class ToolCallContext:
     agent: str
     call_id: str
     idempotency_key: str
+    attempt: int
     state: StateView
     files: SessionFiles | None = None
 
@@ -84,6 +87,8 @@ class ToolCallEffect:
         self._call = call
         self._digest = keys.digest("tool", call.name, call.arguments_json)
         self._attempt = 1
+        self._has_started = False
+        """Whether an attempt has started here."""
         self._questions = ToolQuestions(lane, key=key, index=index)
 
     async def run_or_replay(self, offer: ToolOffer | None) -> message_pb2.ToolResult:
@@ -210,15 +215,26 @@ class ToolCallEffect:
         rule = offer.tool.on_recovery if offer.tool is not None and not is_mocked else "retry"
         if rule == "fail":
             raise _build_recovery_error(call.name)
+        key = self._idempotency_key(started)
         if rule == "ask":
-            answer = await self._questions.ask_for_recovery(call, offer, attempt=self._attempt)
-            if isinstance(answer, message_pb2.ToolResult):
-                return self._end(answer, None)
-            call, is_mocked = answer, self._is_mocked(answer, offer)  # an approver may have edited them
+            return await self._ask_again(call, offer, key)
         if not is_mocked and offer.tool is not None and offer.tool.is_client_side:
             return await self._run_in_client(call, offer)  # a fork without the mocks of its origin
         self._attempt += 1
-        return await self._run(call, offer, self._idempotency_key(started))
+        return await self._run(call, offer, key)
+
+    async def _ask_again(
+        self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str
+    ) -> message_pb2.ToolResult:
+        """Ask whether a call of unknown outcome may run again, and run it, or return the result that is known.
+
+        Raises RunError if it must not run again.
+        """
+        answer = await self._questions.ask_for_recovery(call, offer, attempt=self._attempt)
+        if isinstance(answer, message_pb2.ToolResult):
+            return self._end(answer, None)
+        self._attempt += 1
+        return await self._run(answer, offer, idempotency_key)
 
     def _idempotency_key(self, started: event_pb2.AgentEvent) -> str:
         """Return the key of the first attempt, so that the tool can detect the repetition; a fork uses its own."""
@@ -229,7 +245,7 @@ class ToolCallEffect:
     def _fail(self, refusal: RunError) -> message_pb2.ToolResult:
         event = self._event()
         event.effect_digest = self._digest
-        if self._key in self._execution.journal.started:
+        if self._has_started or self._key in self._execution.journal.started:
             event.attempt = self._attempt
         result = event.tool_failed.result
         result.call.CopyFrom(self._call)
@@ -266,46 +282,44 @@ class ToolCallEffect:
         self._state.apply(ended.tool_completed.state_changes)
         return result
 
-    async def _run(
-        self,
-        call: message_pb2.ToolCall,
-        offer: ToolOffer,
-        idempotency_key: str,
+    async def _run(self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str) -> message_pb2.ToolResult:
+        """Run a call, and again under the same key if its outcome is unknown and its tool's rule allows that."""
+        last = self._attempt + MOST_REPEATS
+        while True:
+            try:
+                return await self._run_attempt(call, offer, idempotency_key)
+            except ToolOutcomeUnknown as unknown:
+                rule = offer.tool.on_recovery if offer.tool is not None else "fail"
+                if rule == "ask":
+                    try:
+                        return await self._ask_again(call, offer, idempotency_key)
+                    except RunError as refusal:
+                        return self._fail(refusal)
+                if rule == "fail" or self._attempt >= last:
+                    return self._fail(unknown)
+                self._attempt += 1
+
+    async def _run_attempt(
+        self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str
     ) -> message_pb2.ToolResult:
+        """Run one attempt. Raises ToolOutcomeUnknown: no end is recorded then."""
         execution, running, key = self._execution, self._running, self._key
         async with execution.concurrency.hold_slot(key, running.budget):
-            fault = self._find_fault(call, offer)
             try:
-                # With the start, without an await: mocks are counted in the order of the log.
-                is_replaced = fault is not None and replaces_tool(fault[1])
-                mock_index = None if is_replaced else self._take_mock(call, offer)
+                started = self._start(call, offer, idempotency_key)
             except RunError as refusal:
                 return self._fail(refusal)
-            traced = execution.tracing.execute_tool(
-                tool=call.name,
-                agent=running.name,
-                call_id=call.call_id,
-                description=offer.spec.description,
-                parent=self._lane.traced.below,
-            )
-            execution.spans[key] = traced
-            started = running.event(key, self._index, traced=traced)
-            started.effect_digest, started.attempt = self._digest, self._attempt
-            started.tool_started.call.CopyFrom(call)
-            started.tool_started.idempotency_key = idempotency_key
-            if mock_index is not None:
-                started.tool_started.mock_index = mock_index
-            if fault is not None:
-                started.tool_started.fault_index = fault[0]
-            execution.emit(started)
-            await (
-                execution.writer.wait_for_commit()
-            )  # write ahead: after a crash the log must say that the tool may have run
+            # Write ahead: after a crash the log must say that the tool may have run.
+            await execution.writer.wait_for_commit()
+            traced = execution.spans[key]
             result = message_pb2.ToolResult(call=call, start_time=started.record_time)
             state = StateView(self._state)
             try:
                 with traced.attach():
                     result.MergeFrom(await self._answer(started, offer, state))
+            except ToolOutcomeUnknown as unknown:
+                execution.spans.pop(key).end(error=unknown.to_agent_error(), input=call.arguments_json)
+                raise
             except Exception as raised:
                 result.error.CopyFrom(to_run_error(raised).to_agent_error())
             result.duration.CopyFrom(to_duration(execution.clock.now_ns() - result.start_time.ToNanoseconds()))
@@ -315,6 +329,33 @@ class ToolCallEffect:
             execution.spans.pop(key).end(error=error, input=call.arguments_json, output=output)
             # Its end is not waited for: whatever its caller does with the result waits for a commit that includes it.
             return result
+
+    def _start(self, call: message_pb2.ToolCall, offer: ToolOffer, idempotency_key: str) -> event_pb2.AgentEvent:
+        """Record the start of an attempt, and open its span. Raises RunError TOOL_NOT_MOCKED."""
+        execution, running, key = self._execution, self._running, self._key
+        fault = self._find_fault(call, offer)
+        # With the start, without an await: mocks are counted in the order of the log.
+        mock_index = None if fault is not None and replaces_tool(fault[1]) else self._take_mock(call, offer)
+        traced = execution.tracing.execute_tool(
+            tool=call.name,
+            agent=running.name,
+            call_id=call.call_id,
+            description=offer.spec.description,
+            parent=self._lane.traced.below,
+        )
+        execution.spans[key] = traced
+        started = running.event(key, self._index, traced=traced)
+        started.effect_digest, started.attempt = self._digest, self._attempt
+        started.tool_started.call.CopyFrom(call)
+        started.tool_started.idempotency_key = idempotency_key
+        started.tool_started.server = offer.tool.server if offer.tool is not None else ""
+        if mock_index is not None:
+            started.tool_started.mock_index = mock_index
+        if fault is not None:
+            started.tool_started.fault_index = fault[0]
+        execution.emit(started)
+        self._has_started = True
+        return started
 
     async def _answer(
         self, started: event_pb2.AgentEvent, offer: ToolOffer, state: StateView
@@ -359,6 +400,7 @@ class ToolCallEffect:
             agent=self._running.name,
             call_id=call.call_id,
             idempotency_key=started.tool_started.idempotency_key,
+            attempt=started.attempt,
             state=state,
             files=self._execution.files,
         )
@@ -401,56 +443,6 @@ class ToolCallEffect:
             result.error.CopyFrom(error.to_agent_error(agent=result.agent, invocation_id=result.invocation_id))
 
 
-async def call_from_code(lane: Lane, key: str, name: str, arguments: Mapping[str, object]) -> message_pb2.ToolResult:
-    """Return the result of a tool that an agent's code calls: an effect of its lane, which belongs to no step.
-
-    Raises RunError BAD_ARGUMENTS for arguments that no call can hold; any other refusal is a failed result.
-    """
-    running, tasks = lane.running, lane.execution.scheduler
-    offer = running.toolset.offers.get(name)
-    # The number of the effect; in lanes of the code, whose effects have the same numbers, after that of the lane.
-    call_id = key.removeprefix(f"{running.scope}/")
-    if call_id in running.call_ids:  # a provider has chosen the same id
-        call_id = ids.derive_id(lane.execution.facts.run_id, key)
-    call = message_pb2.ToolCall(call_id=call_id, name=name, arguments_json=_arguments_json(name, arguments))
-    running.call_ids.add(call_id)  # a model's call gets another one
-    effect = ToolCallEffect(
-        lane, key=key, index=None, call=call, state=lane.lane_state, refusal=_refusal_to_code(name, offer)
-    )
-    # In a task with the call's scope, as the calls of a step: what ends the call alone must not end its caller.
-    task = tasks.spawn(key, effect.run_or_replay(offer))
-    await tasks.join(task)
-    if task.cancelled():
-        await tasks.rest_forever()  # what ended the call ends the lane as well
-    return task.result()
-
-
-def _arguments_json(name: str, arguments: Mapping[str, object]) -> str:
-    try:
-        text = json.dumps(arguments, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _bad_arguments(f"The arguments of {name!r} cannot be serialized as JSON: {error}.") from None
-    if len(text) > MAX_TEXT_BYTES:
-        raise _bad_arguments(
-            f"The arguments of {name!r} are longer than {MAX_TEXT_BYTES // 1024} KiB. Pass a reference instead."
-        )
-    return text
-
-
-def _refusal_to_code(name: str, offer: ToolOffer | None) -> RunError | None:
-    """Why code cannot call something that a model may call; None if it can."""
-    if offer is None or offer.tool is not None or name in builtin.OF_STATE:
-        return None
-    if offer.link is not None:
-        return _bad_arguments(f"{name!r} is an agent: run it by ctx.dispatch({offer.link.agent!r}, ...).")
-    instead = "return Outcome.exit(...) instead" if name == builtin.EXIT else "return an Outcome instead"
-    return _bad_arguments(f"The tool {name!r} is for models. In Python, {instead}.")
-
-
-def _bad_arguments(message: str) -> RunError:
-    return RunError(message, reason=error_pb2.ERROR_REASON_BAD_ARGUMENTS)
-
-
 def unknown_tool(name: str, known: Sequence[str]) -> RunError:
     """Return the error of a call to a tool that is not offered, worded so that a model can act on it."""
     offered = f" There are: {', '.join(known)}." if known else " There are no tools."
@@ -467,5 +459,5 @@ def _build_recovery_error(name: str) -> RunError:
     return RunError(
         f"The server was lost while the tool {name!r} was running, and its recovery policy forbids running it again: "
         "it is unknown whether it took effect.",
-        reason=error_pb2.ERROR_REASON_TOOL_FAILED,
+        reason=error_pb2.ERROR_REASON_TOOL_OUTCOME_UNKNOWN,
     )

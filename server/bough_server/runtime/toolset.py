@@ -1,7 +1,7 @@
 """Toolset of an invocation: the tools, linked agents and final-answer tool that it may call."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -77,7 +77,7 @@ def build_toolset(
     take precedence; `closing` are the tools of which it must call one to end, if any.
     """
     llm = llm_of(definition)
-    offers = [_tool_offer(link, None if link.name in builtin.SPECS else resolver.tools[link.name]) for link in links]
+    offers = [_tool_offer(link, name, resolver.tools.get(name)) for link, name in name_linked_tools(links, resolver)]
     if inherited is not None and (llm.inherit_tools or _passes_tools_on(definition)):
         own = {offer.spec.name for offer in offers}
         offers.extend(offer for offer in inherited.tool_offers() if offer.spec.name not in own)
@@ -95,6 +95,21 @@ def build_toolset(
     ending = closing or ([builtin.FINAL_ANSWER_SPEC] if llm.final_answer_tool else [])
     offers.extend(ToolOffer(spec=spec) for spec in ending)
     return Toolset(offers, targets, peers=peers, closing=[spec.name for spec in ending], must_close=bool(closing))
+
+
+def name_linked_tools(
+    links: Iterable[agent_pb2.ToolLink], resolver: Resolver
+) -> Iterator[tuple[agent_pb2.ToolLink, str]]:
+    """Yield the name of each tool that links are to, with its link: of a tool server all tools that no link names."""
+    links = list(links)
+    named = {link.name for link in links}
+    for link in links:
+        if not link.server:
+            yield link, link.name
+            continue
+        for name, tool in sorted(resolver.tools.items()):
+            if tool.server == link.server and name not in named:
+                yield link, name
 
 
 def _targets(definition: agent_pb2.AgentDefinition, parent: str) -> dict[str, agent_pb2.AgentLink]:
@@ -116,10 +131,10 @@ def _passes_tools_on(definition: agent_pb2.AgentDefinition) -> bool:
     return definition.WhichOneof("kind") not in (None, "function", "llm", "supervisor")
 
 
-def _tool_offer(link: agent_pb2.ToolLink, tool: Tool | None) -> ToolOffer:
+def _tool_offer(link: agent_pb2.ToolLink, name: str, tool: Tool | None) -> ToolOffer:
     timeout = tool.timeout if tool is not None else None
     return ToolOffer(
-        spec=spec(tool) if tool is not None else builtin.SPECS[link.name],
+        spec=spec(tool) if tool is not None else builtin.SPECS[name],
         tool=tool,
         max_calls=link.max_calls_per_run if link.HasField("max_calls_per_run") else None,
         requires_approval=link.requires_approval,

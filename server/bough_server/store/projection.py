@@ -150,7 +150,14 @@ class RunFold:
             deadline_time_ns=self._run_state.deadline_ns,
             request_id=started.request_id,
             request_digest=started.request_digest,
-            revisions=tuple(dict.fromkeys(named.revision for named in started.definition_refs)),
+            revisions=tuple(
+                dict.fromkeys(
+                    [
+                        *(named.revision for named in started.definition_refs),
+                        *(named.revision for named in started.tool_refs),
+                    ]
+                )
+            ),
             evaluation=started.evaluation if started.HasField("evaluation") else None,
         )
         self._add_entry(event, kind=LineKind.START)

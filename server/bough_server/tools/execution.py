@@ -26,8 +26,14 @@ Emit: TypeAlias = Callable[[str], Awaitable[None]]
 THREADS: Final = ThreadLimit(64)
 """Thread pool for all tools of this process; no thread is started before the first plain function runs."""
 
+LONGEST_CALL: Final = 86_400.0
+"""Seconds that a call of a tool server may take if nothing else says."""
+
 CANCEL_SECONDS: Final = 0.75
 """Seconds that a cancelled tool may take to end; after that it is abandoned."""
+
+MAX_OUTPUT_BYTES: Final = 1024 * 1024
+"""The most bytes of text that a call of a tool server may stream."""
 
 _LONGEST_MESSAGE: Final = 2_000
 _log = structlog.get_logger(__name__)
@@ -64,6 +70,9 @@ async def execute(
     """
     arguments = parse_arguments(arguments_json, tool.input_schema_json)
     seconds = tool.timeout if timeout is None else timeout
+    if tool.remote is not None:  # it ends its calls itself: what runs is not in this process
+        left = max(0.0, (seconds or LONGEST_CALL) - elapsed)
+        return await tool.remote(arguments, context, bound_output(emit), timeout=left)
     # In a separate task: a tool that ignores its cancellation must not keep its caller waiting.
     call = _ToolCall(tool, emit)
     task = asyncio.get_running_loop().create_task(call.run(arguments, context), name=f"tool:{tool.name}")
@@ -83,6 +92,21 @@ async def execute(
 def build_timeout_error(name: str, seconds: float) -> RunError:
     """Return the error of a call that has not ended within its timeout."""
     return RunError(f"The tool {name} did not end within {seconds:g} s.", reason=error_pb2.ERROR_REASON_TOOL_TIMEOUT)
+
+
+def bound_output(emit: Emit) -> Emit:
+    """Return what passes at most MAX_OUTPUT_BYTES of text on, and then once that more was left out."""
+    left = MAX_OUTPUT_BYTES
+
+    async def emit_within_bound(text: str) -> None:
+        nonlocal left
+        if left < 0 or not text:
+            return
+        data = text.encode("utf-8", "replace")  # protobuf strings cannot hold lone surrogates
+        kept, left = data[:left].decode(errors="ignore"), left - len(data)
+        await emit(kept if left >= 0 else f"{kept}\n[further output was left out]\n")
+
+    return emit_within_bound
 
 
 class _ToolCall:

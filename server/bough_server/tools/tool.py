@@ -3,11 +3,11 @@
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, overload
 
-from bough.v1 import message_pb2
+from bough.v1 import message_pb2, tool_pb2
 from bough_server.identity import is_group
 from bough_server.models.model import ToolSpec
 from bough_server.tools.signature import Arguments, Signature, parse_docstring, read_signature
@@ -153,6 +153,11 @@ class ToolContext(Protocol):
         """Key that is the same for every attempt of this call."""
         ...
 
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt of the call, from 1."""
+        ...
+
     async def read_file(self, blob: message_pb2.Blob) -> bytes:
         """Return the bytes of a file of the session. Raises RunError BAD_ARGUMENTS if it has an address only."""
         ...
@@ -160,6 +165,16 @@ class ToolContext(Protocol):
     @property
     def state(self) -> MutableMapping[str, Any]:
         """Session state as JSON values. They are copies: assign one to change it. A call that fails changes nothing."""
+        ...
+
+
+class RemoteCall(Protocol):
+    """Calls a tool at its tool server."""
+
+    async def __call__(
+        self, arguments: dict[str, Any], context: ToolContext, emit: Callable[[str], Awaitable[None]], *, timeout: float
+    ) -> list[message_pb2.Part]:
+        """Call it within a timeout, in seconds, and return its result. Raises RunError, also ToolOutcomeUnknown."""
         ...
 
 
@@ -191,6 +206,15 @@ class Tool:
     """The group that approves; None: the run's user, and administrators."""
     four_eyes: bool = False
     """Whether the run's user may not approve."""
+    info: tool_pb2.ToolInfo | None = None
+    """What its tool server listed, with the operator's rules for it: a run keeps that. None: it has no tool server."""
+    remote: RemoteCall | None = None
+    """Calls it at its tool server; then the function is never called."""
+
+    @property
+    def server(self) -> str:
+        """The tool server that has it; empty if none does."""
+        return self.info.server if self.info is not None else ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)

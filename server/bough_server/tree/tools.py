@@ -42,6 +42,8 @@ class ToolCalls:
         # Of any attempt: a fork that brings mocks may answer a call that its origin's tool was to answer.
         if known is not None and event.tool_started.HasField("mock_index"):
             known.mock_index = event.tool_started.mock_index
+        if known is not None:
+            known.server = event.tool_started.server
         if known is not None and event.tool_started.HasField("fault_index"):
             known.fault_index = event.tool_started.fault_index
         return is_new

@@ -2467,7 +2467,8 @@ func (x *FunctionAgent) GetFunction() string {
 // A tool that an agent may call.
 type ToolLink struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tool's name: a built-in tool or one that the operator registered.
+	// The tool's name: a built-in tool, one that the operator registered, or one of a tool server. Exactly one of `name` and `server`
+	// is set.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// How many times this agent may call it in one run; after that it is no longer offered. Default: no limit.
 	MaxCallsPerRun *int32 `protobuf:"varint,2,opt,name=max_calls_per_run,json=maxCallsPerRun,proto3,oneof" json:"max_calls_per_run,omitempty"`
@@ -2475,8 +2476,11 @@ type ToolLink struct {
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// Whether every call waits for an approval, even if the tool itself needs none.
 	RequiresApproval bool `protobuf:"varint,4,opt,name=requires_approval,json=requiresApproval,proto3" json:"requires_approval,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// A tool server: the link is to all tools that it offers when the run starts, except those that the same list names. The other
+	// fields hold for each of them.
+	Server        string `protobuf:"bytes,5,opt,name=server,proto3" json:"server,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolLink) Reset() {
@@ -2535,6 +2539,13 @@ func (x *ToolLink) GetRequiresApproval() bool {
 		return x.RequiresApproval
 	}
 	return false
+}
+
+func (x *ToolLink) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
 }
 
 // An agent that another one may call.
@@ -3099,12 +3110,13 @@ const file_bough_v1_agent_proto_rawDesc = "" +
 	"value_json\x18\x03 \x01(\tH\x00R\tvalueJsonB\b\n" +
 	"\x06source\"+\n" +
 	"\rFunctionAgent\x12\x1a\n" +
-	"\bfunction\x18\x01 \x01(\tR\bfunction\"\xc6\x01\n" +
+	"\bfunction\x18\x01 \x01(\tR\bfunction\"\xde\x01\n" +
 	"\bToolLink\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\x11max_calls_per_run\x18\x02 \x01(\x05H\x00R\x0emaxCallsPerRun\x88\x01\x01\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12+\n" +
-	"\x11requires_approval\x18\x04 \x01(\bR\x10requiresApprovalB\x14\n" +
+	"\x11requires_approval\x18\x04 \x01(\bR\x10requiresApproval\x12\x16\n" +
+	"\x06server\x18\x05 \x01(\tR\x06serverB\x14\n" +
 	"\x12_max_calls_per_run\"\x9d\x02\n" +
 	"\tAgentLink\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12/\n" +

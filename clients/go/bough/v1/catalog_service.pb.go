@@ -701,7 +701,9 @@ type ListToolsRequest struct {
 	// The most tools of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB.
 	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the page before; empty for the first page.
-	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only the tools of this tool server. Empty for all tools.
+	Server        string `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -746,6 +748,13 @@ func (x *ListToolsRequest) GetPageSize() int32 {
 func (x *ListToolsRequest) GetPageToken() string {
 	if x != nil {
 		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListToolsRequest) GetServer() string {
+	if x != nil {
+		return x.Server
 	}
 	return ""
 }
@@ -805,6 +814,116 @@ func (x *ListToolsResponse) GetNextPageToken() string {
 	return ""
 }
 
+// Asks for a page of tool servers.
+type ListToolServersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The most tool servers of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before; empty for the first page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListToolServersRequest) Reset() {
+	*x = ListToolServersRequest{}
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListToolServersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListToolServersRequest) ProtoMessage() {}
+
+func (x *ListToolServersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListToolServersRequest.ProtoReflect.Descriptor instead.
+func (*ListToolServersRequest) Descriptor() ([]byte, []int) {
+	return file_bough_v1_catalog_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListToolServersRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListToolServersRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of tool servers.
+type ListToolServersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tool servers, in ascending order of name.
+	Servers []*ToolServerInfo `protobuf:"bytes,1,rep,name=servers,proto3" json:"servers,omitempty"`
+	// The token of the next page; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListToolServersResponse) Reset() {
+	*x = ListToolServersResponse{}
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListToolServersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListToolServersResponse) ProtoMessage() {}
+
+func (x *ListToolServersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListToolServersResponse.ProtoReflect.Descriptor instead.
+func (*ListToolServersResponse) Descriptor() ([]byte, []int) {
+	return file_bough_v1_catalog_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListToolServersResponse) GetServers() []*ToolServerInfo {
+	if x != nil {
+		return x.Servers
+	}
+	return nil
+}
+
+func (x *ListToolServersResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 // Asks for a page of models.
 type ListModelsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -818,7 +937,7 @@ type ListModelsRequest struct {
 
 func (x *ListModelsRequest) Reset() {
 	*x = ListModelsRequest{}
-	mi := &file_bough_v1_catalog_service_proto_msgTypes[15]
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +949,7 @@ func (x *ListModelsRequest) String() string {
 func (*ListModelsRequest) ProtoMessage() {}
 
 func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_catalog_service_proto_msgTypes[15]
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +962,7 @@ func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsRequest.ProtoReflect.Descriptor instead.
 func (*ListModelsRequest) Descriptor() ([]byte, []int) {
-	return file_bough_v1_catalog_service_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_catalog_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListModelsRequest) GetPageSize() int32 {
@@ -873,7 +992,7 @@ type ListModelsResponse struct {
 
 func (x *ListModelsResponse) Reset() {
 	*x = ListModelsResponse{}
-	mi := &file_bough_v1_catalog_service_proto_msgTypes[16]
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1004,7 @@ func (x *ListModelsResponse) String() string {
 func (*ListModelsResponse) ProtoMessage() {}
 
 func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_catalog_service_proto_msgTypes[16]
+	mi := &file_bough_v1_catalog_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1017,7 @@ func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsResponse.ProtoReflect.Descriptor instead.
 func (*ListModelsResponse) Descriptor() ([]byte, []int) {
-	return file_bough_v1_catalog_service_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_catalog_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListModelsResponse) GetModels() []*ModelInfo {
@@ -961,13 +1080,21 @@ const file_bough_v1_catalog_service_proto_rawDesc = "" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12 \n" +
 	"\vdescription\x18\x03 \x01(\tR\vdescription\x12-\n" +
-	"\x06reason\x18\x04 \x01(\x0e2\x15.bough.v1.ErrorReasonR\x06reason\"N\n" +
+	"\x06reason\x18\x04 \x01(\x0e2\x15.bough.v1.ErrorReasonR\x06reason\"f\n" +
 	"\x10ListToolsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tR\tpageToken\"e\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x16\n" +
+	"\x06server\x18\x03 \x01(\tR\x06server\"e\n" +
 	"\x11ListToolsResponse\x12(\n" +
 	"\x05tools\x18\x01 \x03(\v2\x12.bough.v1.ToolInfoR\x05tools\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"T\n" +
+	"\x16ListToolServersRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"u\n" +
+	"\x17ListToolServersResponse\x122\n" +
+	"\aservers\x18\x01 \x03(\v2\x18.bough.v1.ToolServerInfoR\aservers\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"O\n" +
 	"\x11ListModelsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
@@ -975,7 +1102,7 @@ const file_bough_v1_catalog_service_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"i\n" +
 	"\x12ListModelsResponse\x12+\n" +
 	"\x06models\x18\x01 \x03(\v2\x13.bough.v1.ModelInfoR\x06models\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xad\x05\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x8d\x06\n" +
 	"\x0eCatalogService\x12U\n" +
 	"\vCreateAgent\x12\x1c.bough.v1.CreateAgentRequest\x1a\x1d.bough.v1.CreateAgentResponse\"\t\xa2\xa0\xe6\xf4\x02\x03\n" +
 	"\x01\x03\x12U\n" +
@@ -987,7 +1114,8 @@ const file_bough_v1_catalog_service_proto_rawDesc = "" +
 	"\n" +
 	"ListAgents\x12\x1b.bough.v1.ListAgentsRequest\x1a\x1c.bough.v1.ListAgentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12[\n" +
 	"\x0eValidateAgents\x12\x1f.bough.v1.ValidateAgentsRequest\x1a .bough.v1.ValidateAgentsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12L\n" +
-	"\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n" +
+	"\tListTools\x12\x1a.bough.v1.ListToolsRequest\x1a\x1b.bough.v1.ListToolsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12^\n" +
+	"\x0fListToolServers\x12 .bough.v1.ListToolServersRequest\x1a!.bough.v1.ListToolServersResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00\x12O\n" +
 	"\n" +
 	"ListModels\x12\x1b.bough.v1.ListModelsRequest\x1a\x1c.bough.v1.ListModelsResponse\"\x06\xa2\xa0\xe6\xf4\x02\x00B]\n" +
 	"\fdev.bough.v1B\x13CatalogServiceProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
@@ -1004,66 +1132,72 @@ func file_bough_v1_catalog_service_proto_rawDescGZIP() []byte {
 	return file_bough_v1_catalog_service_proto_rawDescData
 }
 
-var file_bough_v1_catalog_service_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_bough_v1_catalog_service_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_bough_v1_catalog_service_proto_goTypes = []any{
-	(*CreateAgentRequest)(nil),     // 0: bough.v1.CreateAgentRequest
-	(*CreateAgentResponse)(nil),    // 1: bough.v1.CreateAgentResponse
-	(*UpdateAgentRequest)(nil),     // 2: bough.v1.UpdateAgentRequest
-	(*UpdateAgentResponse)(nil),    // 3: bough.v1.UpdateAgentResponse
-	(*DeleteAgentRequest)(nil),     // 4: bough.v1.DeleteAgentRequest
-	(*DeleteAgentResponse)(nil),    // 5: bough.v1.DeleteAgentResponse
-	(*GetAgentRequest)(nil),        // 6: bough.v1.GetAgentRequest
-	(*GetAgentResponse)(nil),       // 7: bough.v1.GetAgentResponse
-	(*ListAgentsRequest)(nil),      // 8: bough.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),     // 9: bough.v1.ListAgentsResponse
-	(*ValidateAgentsRequest)(nil),  // 10: bough.v1.ValidateAgentsRequest
-	(*ValidateAgentsResponse)(nil), // 11: bough.v1.ValidateAgentsResponse
-	(*DefinitionViolation)(nil),    // 12: bough.v1.DefinitionViolation
-	(*ListToolsRequest)(nil),       // 13: bough.v1.ListToolsRequest
-	(*ListToolsResponse)(nil),      // 14: bough.v1.ListToolsResponse
-	(*ListModelsRequest)(nil),      // 15: bough.v1.ListModelsRequest
-	(*ListModelsResponse)(nil),     // 16: bough.v1.ListModelsResponse
-	(*AgentDefinition)(nil),        // 17: bough.v1.AgentDefinition
-	(*Agent)(nil),                  // 18: bough.v1.Agent
-	(*fieldmaskpb.FieldMask)(nil),  // 19: google.protobuf.FieldMask
-	(ErrorReason)(0),               // 20: bough.v1.ErrorReason
-	(*ToolInfo)(nil),               // 21: bough.v1.ToolInfo
-	(*ModelInfo)(nil),              // 22: bough.v1.ModelInfo
+	(*CreateAgentRequest)(nil),      // 0: bough.v1.CreateAgentRequest
+	(*CreateAgentResponse)(nil),     // 1: bough.v1.CreateAgentResponse
+	(*UpdateAgentRequest)(nil),      // 2: bough.v1.UpdateAgentRequest
+	(*UpdateAgentResponse)(nil),     // 3: bough.v1.UpdateAgentResponse
+	(*DeleteAgentRequest)(nil),      // 4: bough.v1.DeleteAgentRequest
+	(*DeleteAgentResponse)(nil),     // 5: bough.v1.DeleteAgentResponse
+	(*GetAgentRequest)(nil),         // 6: bough.v1.GetAgentRequest
+	(*GetAgentResponse)(nil),        // 7: bough.v1.GetAgentResponse
+	(*ListAgentsRequest)(nil),       // 8: bough.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),      // 9: bough.v1.ListAgentsResponse
+	(*ValidateAgentsRequest)(nil),   // 10: bough.v1.ValidateAgentsRequest
+	(*ValidateAgentsResponse)(nil),  // 11: bough.v1.ValidateAgentsResponse
+	(*DefinitionViolation)(nil),     // 12: bough.v1.DefinitionViolation
+	(*ListToolsRequest)(nil),        // 13: bough.v1.ListToolsRequest
+	(*ListToolsResponse)(nil),       // 14: bough.v1.ListToolsResponse
+	(*ListToolServersRequest)(nil),  // 15: bough.v1.ListToolServersRequest
+	(*ListToolServersResponse)(nil), // 16: bough.v1.ListToolServersResponse
+	(*ListModelsRequest)(nil),       // 17: bough.v1.ListModelsRequest
+	(*ListModelsResponse)(nil),      // 18: bough.v1.ListModelsResponse
+	(*AgentDefinition)(nil),         // 19: bough.v1.AgentDefinition
+	(*Agent)(nil),                   // 20: bough.v1.Agent
+	(*fieldmaskpb.FieldMask)(nil),   // 21: google.protobuf.FieldMask
+	(ErrorReason)(0),                // 22: bough.v1.ErrorReason
+	(*ToolInfo)(nil),                // 23: bough.v1.ToolInfo
+	(*ToolServerInfo)(nil),          // 24: bough.v1.ToolServerInfo
+	(*ModelInfo)(nil),               // 25: bough.v1.ModelInfo
 }
 var file_bough_v1_catalog_service_proto_depIdxs = []int32{
-	17, // 0: bough.v1.CreateAgentRequest.definition:type_name -> bough.v1.AgentDefinition
-	18, // 1: bough.v1.CreateAgentResponse.agent:type_name -> bough.v1.Agent
-	17, // 2: bough.v1.UpdateAgentRequest.definition:type_name -> bough.v1.AgentDefinition
-	19, // 3: bough.v1.UpdateAgentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	18, // 4: bough.v1.UpdateAgentResponse.agent:type_name -> bough.v1.Agent
-	18, // 5: bough.v1.GetAgentResponse.agent:type_name -> bough.v1.Agent
-	18, // 6: bough.v1.ListAgentsResponse.agents:type_name -> bough.v1.Agent
-	17, // 7: bough.v1.ValidateAgentsRequest.definitions:type_name -> bough.v1.AgentDefinition
+	19, // 0: bough.v1.CreateAgentRequest.definition:type_name -> bough.v1.AgentDefinition
+	20, // 1: bough.v1.CreateAgentResponse.agent:type_name -> bough.v1.Agent
+	19, // 2: bough.v1.UpdateAgentRequest.definition:type_name -> bough.v1.AgentDefinition
+	21, // 3: bough.v1.UpdateAgentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	20, // 4: bough.v1.UpdateAgentResponse.agent:type_name -> bough.v1.Agent
+	20, // 5: bough.v1.GetAgentResponse.agent:type_name -> bough.v1.Agent
+	20, // 6: bough.v1.ListAgentsResponse.agents:type_name -> bough.v1.Agent
+	19, // 7: bough.v1.ValidateAgentsRequest.definitions:type_name -> bough.v1.AgentDefinition
 	12, // 8: bough.v1.ValidateAgentsResponse.violations:type_name -> bough.v1.DefinitionViolation
-	20, // 9: bough.v1.DefinitionViolation.reason:type_name -> bough.v1.ErrorReason
-	21, // 10: bough.v1.ListToolsResponse.tools:type_name -> bough.v1.ToolInfo
-	22, // 11: bough.v1.ListModelsResponse.models:type_name -> bough.v1.ModelInfo
-	0,  // 12: bough.v1.CatalogService.CreateAgent:input_type -> bough.v1.CreateAgentRequest
-	2,  // 13: bough.v1.CatalogService.UpdateAgent:input_type -> bough.v1.UpdateAgentRequest
-	4,  // 14: bough.v1.CatalogService.DeleteAgent:input_type -> bough.v1.DeleteAgentRequest
-	6,  // 15: bough.v1.CatalogService.GetAgent:input_type -> bough.v1.GetAgentRequest
-	8,  // 16: bough.v1.CatalogService.ListAgents:input_type -> bough.v1.ListAgentsRequest
-	10, // 17: bough.v1.CatalogService.ValidateAgents:input_type -> bough.v1.ValidateAgentsRequest
-	13, // 18: bough.v1.CatalogService.ListTools:input_type -> bough.v1.ListToolsRequest
-	15, // 19: bough.v1.CatalogService.ListModels:input_type -> bough.v1.ListModelsRequest
-	1,  // 20: bough.v1.CatalogService.CreateAgent:output_type -> bough.v1.CreateAgentResponse
-	3,  // 21: bough.v1.CatalogService.UpdateAgent:output_type -> bough.v1.UpdateAgentResponse
-	5,  // 22: bough.v1.CatalogService.DeleteAgent:output_type -> bough.v1.DeleteAgentResponse
-	7,  // 23: bough.v1.CatalogService.GetAgent:output_type -> bough.v1.GetAgentResponse
-	9,  // 24: bough.v1.CatalogService.ListAgents:output_type -> bough.v1.ListAgentsResponse
-	11, // 25: bough.v1.CatalogService.ValidateAgents:output_type -> bough.v1.ValidateAgentsResponse
-	14, // 26: bough.v1.CatalogService.ListTools:output_type -> bough.v1.ListToolsResponse
-	16, // 27: bough.v1.CatalogService.ListModels:output_type -> bough.v1.ListModelsResponse
-	20, // [20:28] is the sub-list for method output_type
-	12, // [12:20] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	22, // 9: bough.v1.DefinitionViolation.reason:type_name -> bough.v1.ErrorReason
+	23, // 10: bough.v1.ListToolsResponse.tools:type_name -> bough.v1.ToolInfo
+	24, // 11: bough.v1.ListToolServersResponse.servers:type_name -> bough.v1.ToolServerInfo
+	25, // 12: bough.v1.ListModelsResponse.models:type_name -> bough.v1.ModelInfo
+	0,  // 13: bough.v1.CatalogService.CreateAgent:input_type -> bough.v1.CreateAgentRequest
+	2,  // 14: bough.v1.CatalogService.UpdateAgent:input_type -> bough.v1.UpdateAgentRequest
+	4,  // 15: bough.v1.CatalogService.DeleteAgent:input_type -> bough.v1.DeleteAgentRequest
+	6,  // 16: bough.v1.CatalogService.GetAgent:input_type -> bough.v1.GetAgentRequest
+	8,  // 17: bough.v1.CatalogService.ListAgents:input_type -> bough.v1.ListAgentsRequest
+	10, // 18: bough.v1.CatalogService.ValidateAgents:input_type -> bough.v1.ValidateAgentsRequest
+	13, // 19: bough.v1.CatalogService.ListTools:input_type -> bough.v1.ListToolsRequest
+	15, // 20: bough.v1.CatalogService.ListToolServers:input_type -> bough.v1.ListToolServersRequest
+	17, // 21: bough.v1.CatalogService.ListModels:input_type -> bough.v1.ListModelsRequest
+	1,  // 22: bough.v1.CatalogService.CreateAgent:output_type -> bough.v1.CreateAgentResponse
+	3,  // 23: bough.v1.CatalogService.UpdateAgent:output_type -> bough.v1.UpdateAgentResponse
+	5,  // 24: bough.v1.CatalogService.DeleteAgent:output_type -> bough.v1.DeleteAgentResponse
+	7,  // 25: bough.v1.CatalogService.GetAgent:output_type -> bough.v1.GetAgentResponse
+	9,  // 26: bough.v1.CatalogService.ListAgents:output_type -> bough.v1.ListAgentsResponse
+	11, // 27: bough.v1.CatalogService.ValidateAgents:output_type -> bough.v1.ValidateAgentsResponse
+	14, // 28: bough.v1.CatalogService.ListTools:output_type -> bough.v1.ListToolsResponse
+	16, // 29: bough.v1.CatalogService.ListToolServers:output_type -> bough.v1.ListToolServersResponse
+	18, // 30: bough.v1.CatalogService.ListModels:output_type -> bough.v1.ListModelsResponse
+	22, // [22:31] is the sub-list for method output_type
+	13, // [13:22] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_catalog_service_proto_init() }
@@ -1082,7 +1216,7 @@ func file_bough_v1_catalog_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_catalog_service_proto_rawDesc), len(file_bough_v1_catalog_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

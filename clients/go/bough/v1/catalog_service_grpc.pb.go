@@ -21,21 +21,22 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	CatalogService_CreateAgent_FullMethodName    = "/bough.v1.CatalogService/CreateAgent"
-	CatalogService_UpdateAgent_FullMethodName    = "/bough.v1.CatalogService/UpdateAgent"
-	CatalogService_DeleteAgent_FullMethodName    = "/bough.v1.CatalogService/DeleteAgent"
-	CatalogService_GetAgent_FullMethodName       = "/bough.v1.CatalogService/GetAgent"
-	CatalogService_ListAgents_FullMethodName     = "/bough.v1.CatalogService/ListAgents"
-	CatalogService_ValidateAgents_FullMethodName = "/bough.v1.CatalogService/ValidateAgents"
-	CatalogService_ListTools_FullMethodName      = "/bough.v1.CatalogService/ListTools"
-	CatalogService_ListModels_FullMethodName     = "/bough.v1.CatalogService/ListModels"
+	CatalogService_CreateAgent_FullMethodName     = "/bough.v1.CatalogService/CreateAgent"
+	CatalogService_UpdateAgent_FullMethodName     = "/bough.v1.CatalogService/UpdateAgent"
+	CatalogService_DeleteAgent_FullMethodName     = "/bough.v1.CatalogService/DeleteAgent"
+	CatalogService_GetAgent_FullMethodName        = "/bough.v1.CatalogService/GetAgent"
+	CatalogService_ListAgents_FullMethodName      = "/bough.v1.CatalogService/ListAgents"
+	CatalogService_ValidateAgents_FullMethodName  = "/bough.v1.CatalogService/ValidateAgents"
+	CatalogService_ListTools_FullMethodName       = "/bough.v1.CatalogService/ListTools"
+	CatalogService_ListToolServers_FullMethodName = "/bough.v1.CatalogService/ListToolServers"
+	CatalogService_ListModels_FullMethodName      = "/bough.v1.CatalogService/ListModels"
 )
 
 // CatalogServiceClient is the client API for CatalogService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Lists, checks and stores agents; lists tools and models.
+// Lists, checks and stores agents; lists tools, tool servers and models.
 //
 // Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
 // only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -61,6 +62,8 @@ type CatalogServiceClient interface {
 	ValidateAgents(ctx context.Context, in *ValidateAgentsRequest, opts ...grpc.CallOption) (*ValidateAgentsResponse, error)
 	// Lists the tools that definitions may name, by name.
 	ListTools(ctx context.Context, in *ListToolsRequest, opts ...grpc.CallOption) (*ListToolsResponse, error)
+	// Lists the tool servers whose tools definitions may name, by name, as this server sees them now.
+	ListToolServers(ctx context.Context, in *ListToolServersRequest, opts ...grpc.CallOption) (*ListToolServersResponse, error)
 	// Lists the models that definitions may name, by name.
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error)
 }
@@ -143,6 +146,16 @@ func (c *catalogServiceClient) ListTools(ctx context.Context, in *ListToolsReque
 	return out, nil
 }
 
+func (c *catalogServiceClient) ListToolServers(ctx context.Context, in *ListToolServersRequest, opts ...grpc.CallOption) (*ListToolServersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListToolServersResponse)
+	err := c.cc.Invoke(ctx, CatalogService_ListToolServers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *catalogServiceClient) ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListModelsResponse)
@@ -157,7 +170,7 @@ func (c *catalogServiceClient) ListModels(ctx context.Context, in *ListModelsReq
 // All implementations must embed UnimplementedCatalogServiceServer
 // for forward compatibility.
 //
-// Lists, checks and stores agents; lists tools and models.
+// Lists, checks and stores agents; lists tools, tool servers and models.
 //
 // Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
 // only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -183,6 +196,8 @@ type CatalogServiceServer interface {
 	ValidateAgents(context.Context, *ValidateAgentsRequest) (*ValidateAgentsResponse, error)
 	// Lists the tools that definitions may name, by name.
 	ListTools(context.Context, *ListToolsRequest) (*ListToolsResponse, error)
+	// Lists the tool servers whose tools definitions may name, by name, as this server sees them now.
+	ListToolServers(context.Context, *ListToolServersRequest) (*ListToolServersResponse, error)
 	// Lists the models that definitions may name, by name.
 	ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error)
 	mustEmbedUnimplementedCatalogServiceServer()
@@ -215,6 +230,9 @@ func (UnimplementedCatalogServiceServer) ValidateAgents(context.Context, *Valida
 }
 func (UnimplementedCatalogServiceServer) ListTools(context.Context, *ListToolsRequest) (*ListToolsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListTools not implemented")
+}
+func (UnimplementedCatalogServiceServer) ListToolServers(context.Context, *ListToolServersRequest) (*ListToolServersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListToolServers not implemented")
 }
 func (UnimplementedCatalogServiceServer) ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListModels not implemented")
@@ -366,6 +384,24 @@ func _CatalogService_ListTools_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _CatalogService_ListToolServers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListToolServersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogServiceServer).ListToolServers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogService_ListToolServers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogServiceServer).ListToolServers(ctx, req.(*ListToolServersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _CatalogService_ListModels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListModelsRequest)
 	if err := dec(in); err != nil {
@@ -418,6 +454,10 @@ var CatalogService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListTools",
 			Handler:    _CatalogService_ListTools_Handler,
+		},
+		{
+			MethodName: "ListToolServers",
+			Handler:    _CatalogService_ListToolServers_Handler,
 		},
 		{
 			MethodName: "ListModels",

@@ -178,6 +178,11 @@ const (
 	ErrorReason_ERROR_REASON_NO_ROUTE ErrorReason = 64
 	// Several visits of one superstep replaced the value of a graph's channel. The message names the channel and the nodes.
 	ErrorReason_ERROR_REASON_CHANNEL_CONFLICT ErrorReason = 65
+	// The tool server could not be reached within the call's timeout, or refused the call before it did anything. The tool did not run.
+	ErrorReason_ERROR_REASON_TOOL_SERVER_UNAVAILABLE ErrorReason = 66
+	// The call was sent to the tool, and it is unknown whether it took effect: the server was lost, or its connection to the tool
+	// server broke. The tool's ToolRecovery forbids another attempt, or those have failed in the same way.
+	ErrorReason_ERROR_REASON_TOOL_OUTCOME_UNKNOWN ErrorReason = 67
 )
 
 // Enum value maps for ErrorReason.
@@ -247,6 +252,8 @@ var (
 		63: "ERROR_REASON_TYPE_MISMATCH",
 		64: "ERROR_REASON_NO_ROUTE",
 		65: "ERROR_REASON_CHANNEL_CONFLICT",
+		66: "ERROR_REASON_TOOL_SERVER_UNAVAILABLE",
+		67: "ERROR_REASON_TOOL_OUTCOME_UNKNOWN",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":             0,
@@ -313,6 +320,8 @@ var (
 		"ERROR_REASON_TYPE_MISMATCH":           63,
 		"ERROR_REASON_NO_ROUTE":                64,
 		"ERROR_REASON_CHANNEL_CONFLICT":        65,
+		"ERROR_REASON_TOOL_SERVER_UNAVAILABLE": 66,
+		"ERROR_REASON_TOOL_OUTCOME_UNKNOWN":    67,
 	}
 )
 
@@ -456,7 +465,7 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\rinvocation_id\x18\x04 \x01(\tR\finvocationId\x12\x1c\n" +
 	"\tretryable\x18\x05 \x01(\bR\tretryable\x12!\n" +
 	"\fdetails_json\x18\x06 \x01(\tR\vdetailsJson\x12'\n" +
-	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xf4\x10\n" +
+	"\x0fprovider_status\x18\a \x01(\x05R\x0eproviderStatus*\xc5\x11\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ERROR_REASON_NOT_LINKED\x10\x01\x12\x1e\n" +
@@ -522,7 +531,9 @@ const file_bough_v1_error_proto_rawDesc = "" +
 	"\x18ERROR_REASON_NODE_FAILED\x10>\x12\x1e\n" +
 	"\x1aERROR_REASON_TYPE_MISMATCH\x10?\x12\x19\n" +
 	"\x15ERROR_REASON_NO_ROUTE\x10@\x12!\n" +
-	"\x1dERROR_REASON_CHANNEL_CONFLICT\x10ABT\n" +
+	"\x1dERROR_REASON_CHANNEL_CONFLICT\x10A\x12(\n" +
+	"$ERROR_REASON_TOOL_SERVER_UNAVAILABLE\x10B\x12%\n" +
+	"!ERROR_REASON_TOOL_OUTCOME_UNKNOWN\x10CBT\n" +
 	"\fdev.bough.v1B\n" +
 	"ErrorProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 

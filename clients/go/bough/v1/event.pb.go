@@ -1140,12 +1140,76 @@ func (x *DefinitionRef) GetRevision() string {
 	return ""
 }
 
+// A tool of a tool server that a run can call. The run keeps it as it was when the run started.
+type ToolRef struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name under which agents call it.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The tool server that has it.
+	Server string `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
+	// What it was then, by content hash. Opaque.
+	Revision      string `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolRef) Reset() {
+	*x = ToolRef{}
+	mi := &file_bough_v1_event_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolRef) ProtoMessage() {}
+
+func (x *ToolRef) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_event_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolRef.ProtoReflect.Descriptor instead.
+func (*ToolRef) Descriptor() ([]byte, []int) {
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ToolRef) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolRef) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *ToolRef) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
 // What a run started with, by content hash. Opaque: compare, never parse.
 type RunVersions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the replay rules.
 	Replay int32 `protobuf:"varint,1,opt,name=replay,proto3" json:"replay,omitempty"`
-	// Tool name to the hash of its schema.
+	// Tool name to the hash of its description and schemas, as ToolInfo.digest.
 	Tools map[string]string `protobuf:"bytes,2,rep,name=tools,proto3" json:"tools,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Model name to the hash of its configuration, without secrets.
 	Models map[string]string `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -1161,7 +1225,7 @@ type RunVersions struct {
 
 func (x *RunVersions) Reset() {
 	*x = RunVersions{}
-	mi := &file_bough_v1_event_proto_msgTypes[2]
+	mi := &file_bough_v1_event_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1237,7 @@ func (x *RunVersions) String() string {
 func (*RunVersions) ProtoMessage() {}
 
 func (x *RunVersions) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[2]
+	mi := &file_bough_v1_event_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1250,7 @@ func (x *RunVersions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunVersions.ProtoReflect.Descriptor instead.
 func (*RunVersions) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{2}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RunVersions) GetReplay() int32 {
@@ -1282,14 +1346,16 @@ type RunStarted struct {
 	// What the run is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did.
 	Evaluation *EvaluationRef `protobuf:"bytes,22,opt,name=evaluation,proto3" json:"evaluation,omitempty"`
 	// The tenant of the user, and of every fork of the run; empty in logs of before it was recorded.
-	TenantId      string `protobuf:"bytes,23,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	TenantId string `protobuf:"bytes,23,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// The tools of tool servers that the run can call, sorted by name.
+	ToolRefs      []*ToolRef `protobuf:"bytes,24,rep,name=tool_refs,json=toolRefs,proto3" json:"tool_refs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunStarted) Reset() {
 	*x = RunStarted{}
-	mi := &file_bough_v1_event_proto_msgTypes[3]
+	mi := &file_bough_v1_event_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1367,7 @@ func (x *RunStarted) String() string {
 func (*RunStarted) ProtoMessage() {}
 
 func (x *RunStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[3]
+	mi := &file_bough_v1_event_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1380,7 @@ func (x *RunStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunStarted.ProtoReflect.Descriptor instead.
 func (*RunStarted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{3}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RunStarted) GetInvocationId() string {
@@ -1457,6 +1523,13 @@ func (x *RunStarted) GetTenantId() string {
 	return ""
 }
 
+func (x *RunStarted) GetToolRefs() []*ToolRef {
+	if x != nil {
+		return x.ToolRefs
+	}
+	return nil
+}
+
 // The run ended with an answer.
 type RunCompleted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1480,7 +1553,7 @@ type RunCompleted struct {
 
 func (x *RunCompleted) Reset() {
 	*x = RunCompleted{}
-	mi := &file_bough_v1_event_proto_msgTypes[4]
+	mi := &file_bough_v1_event_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1565,7 @@ func (x *RunCompleted) String() string {
 func (*RunCompleted) ProtoMessage() {}
 
 func (x *RunCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[4]
+	mi := &file_bough_v1_event_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1578,7 @@ func (x *RunCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunCompleted.ProtoReflect.Descriptor instead.
 func (*RunCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{4}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunCompleted) GetFinalAnswer() *Message {
@@ -1578,7 +1651,7 @@ type RunFailed struct {
 
 func (x *RunFailed) Reset() {
 	*x = RunFailed{}
-	mi := &file_bough_v1_event_proto_msgTypes[5]
+	mi := &file_bough_v1_event_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1663,7 @@ func (x *RunFailed) String() string {
 func (*RunFailed) ProtoMessage() {}
 
 func (x *RunFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[5]
+	mi := &file_bough_v1_event_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1676,7 @@ func (x *RunFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunFailed.ProtoReflect.Descriptor instead.
 func (*RunFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{5}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RunFailed) GetError() *AgentError {
@@ -1671,7 +1744,7 @@ type RunCancelled struct {
 
 func (x *RunCancelled) Reset() {
 	*x = RunCancelled{}
-	mi := &file_bough_v1_event_proto_msgTypes[6]
+	mi := &file_bough_v1_event_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1756,7 @@ func (x *RunCancelled) String() string {
 func (*RunCancelled) ProtoMessage() {}
 
 func (x *RunCancelled) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[6]
+	mi := &file_bough_v1_event_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1769,7 @@ func (x *RunCancelled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunCancelled.ProtoReflect.Descriptor instead.
 func (*RunCancelled) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{6}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RunCancelled) GetError() *AgentError {
@@ -1779,7 +1852,7 @@ type SubAgentStarted struct {
 
 func (x *SubAgentStarted) Reset() {
 	*x = SubAgentStarted{}
-	mi := &file_bough_v1_event_proto_msgTypes[7]
+	mi := &file_bough_v1_event_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1864,7 @@ func (x *SubAgentStarted) String() string {
 func (*SubAgentStarted) ProtoMessage() {}
 
 func (x *SubAgentStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[7]
+	mi := &file_bough_v1_event_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1877,7 @@ func (x *SubAgentStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubAgentStarted.ProtoReflect.Descriptor instead.
 func (*SubAgentStarted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{7}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SubAgentStarted) GetKind() AgentKind {
@@ -1896,7 +1969,7 @@ type SubAgentPartial struct {
 
 func (x *SubAgentPartial) Reset() {
 	*x = SubAgentPartial{}
-	mi := &file_bough_v1_event_proto_msgTypes[8]
+	mi := &file_bough_v1_event_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +1981,7 @@ func (x *SubAgentPartial) String() string {
 func (*SubAgentPartial) ProtoMessage() {}
 
 func (x *SubAgentPartial) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[8]
+	mi := &file_bough_v1_event_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +1994,7 @@ func (x *SubAgentPartial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubAgentPartial.ProtoReflect.Descriptor instead.
 func (*SubAgentPartial) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{8}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SubAgentPartial) GetText() string {
@@ -1954,7 +2027,7 @@ type SubAgentCompleted struct {
 
 func (x *SubAgentCompleted) Reset() {
 	*x = SubAgentCompleted{}
-	mi := &file_bough_v1_event_proto_msgTypes[9]
+	mi := &file_bough_v1_event_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2039,7 @@ func (x *SubAgentCompleted) String() string {
 func (*SubAgentCompleted) ProtoMessage() {}
 
 func (x *SubAgentCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[9]
+	mi := &file_bough_v1_event_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2052,7 @@ func (x *SubAgentCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubAgentCompleted.ProtoReflect.Descriptor instead.
 func (*SubAgentCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{9}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SubAgentCompleted) GetOutput() *Message {
@@ -2055,7 +2128,7 @@ type SubAgentFailed struct {
 
 func (x *SubAgentFailed) Reset() {
 	*x = SubAgentFailed{}
-	mi := &file_bough_v1_event_proto_msgTypes[10]
+	mi := &file_bough_v1_event_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2140,7 @@ func (x *SubAgentFailed) String() string {
 func (*SubAgentFailed) ProtoMessage() {}
 
 func (x *SubAgentFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[10]
+	mi := &file_bough_v1_event_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2153,7 @@ func (x *SubAgentFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubAgentFailed.ProtoReflect.Descriptor instead.
 func (*SubAgentFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{10}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SubAgentFailed) GetError() *AgentError {
@@ -2160,7 +2233,7 @@ type LlmStarted struct {
 
 func (x *LlmStarted) Reset() {
 	*x = LlmStarted{}
-	mi := &file_bough_v1_event_proto_msgTypes[11]
+	mi := &file_bough_v1_event_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2245,7 @@ func (x *LlmStarted) String() string {
 func (*LlmStarted) ProtoMessage() {}
 
 func (x *LlmStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[11]
+	mi := &file_bough_v1_event_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2258,7 @@ func (x *LlmStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmStarted.ProtoReflect.Descriptor instead.
 func (*LlmStarted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{11}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LlmStarted) GetModel() string {
@@ -2255,7 +2328,7 @@ type LlmOutputTextDelta struct {
 
 func (x *LlmOutputTextDelta) Reset() {
 	*x = LlmOutputTextDelta{}
-	mi := &file_bough_v1_event_proto_msgTypes[12]
+	mi := &file_bough_v1_event_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2340,7 @@ func (x *LlmOutputTextDelta) String() string {
 func (*LlmOutputTextDelta) ProtoMessage() {}
 
 func (x *LlmOutputTextDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[12]
+	mi := &file_bough_v1_event_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2353,7 @@ func (x *LlmOutputTextDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmOutputTextDelta.ProtoReflect.Descriptor instead.
 func (*LlmOutputTextDelta) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{12}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LlmOutputTextDelta) GetText() string {
@@ -2301,7 +2374,7 @@ type LlmReasoningDelta struct {
 
 func (x *LlmReasoningDelta) Reset() {
 	*x = LlmReasoningDelta{}
-	mi := &file_bough_v1_event_proto_msgTypes[13]
+	mi := &file_bough_v1_event_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2386,7 @@ func (x *LlmReasoningDelta) String() string {
 func (*LlmReasoningDelta) ProtoMessage() {}
 
 func (x *LlmReasoningDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[13]
+	mi := &file_bough_v1_event_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2399,7 @@ func (x *LlmReasoningDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmReasoningDelta.ProtoReflect.Descriptor instead.
 func (*LlmReasoningDelta) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{13}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LlmReasoningDelta) GetText() string {
@@ -2351,7 +2424,7 @@ type LlmToolCallDelta struct {
 
 func (x *LlmToolCallDelta) Reset() {
 	*x = LlmToolCallDelta{}
-	mi := &file_bough_v1_event_proto_msgTypes[14]
+	mi := &file_bough_v1_event_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2436,7 @@ func (x *LlmToolCallDelta) String() string {
 func (*LlmToolCallDelta) ProtoMessage() {}
 
 func (x *LlmToolCallDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[14]
+	mi := &file_bough_v1_event_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2449,7 @@ func (x *LlmToolCallDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmToolCallDelta.ProtoReflect.Descriptor instead.
 func (*LlmToolCallDelta) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{14}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LlmToolCallDelta) GetCallId() string {
@@ -2428,7 +2501,7 @@ type LlmRetrying struct {
 
 func (x *LlmRetrying) Reset() {
 	*x = LlmRetrying{}
-	mi := &file_bough_v1_event_proto_msgTypes[15]
+	mi := &file_bough_v1_event_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +2513,7 @@ func (x *LlmRetrying) String() string {
 func (*LlmRetrying) ProtoMessage() {}
 
 func (x *LlmRetrying) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[15]
+	mi := &file_bough_v1_event_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +2526,7 @@ func (x *LlmRetrying) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmRetrying.ProtoReflect.Descriptor instead.
 func (*LlmRetrying) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{15}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LlmRetrying) GetReason() RetryReason {
@@ -2523,7 +2596,7 @@ type LlmCompleted struct {
 
 func (x *LlmCompleted) Reset() {
 	*x = LlmCompleted{}
-	mi := &file_bough_v1_event_proto_msgTypes[16]
+	mi := &file_bough_v1_event_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2608,7 @@ func (x *LlmCompleted) String() string {
 func (*LlmCompleted) ProtoMessage() {}
 
 func (x *LlmCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[16]
+	mi := &file_bough_v1_event_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2621,7 @@ func (x *LlmCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmCompleted.ProtoReflect.Descriptor instead.
 func (*LlmCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{16}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LlmCompleted) GetResponse() *LlmResponse {
@@ -2578,7 +2651,7 @@ type LlmFailed struct {
 
 func (x *LlmFailed) Reset() {
 	*x = LlmFailed{}
-	mi := &file_bough_v1_event_proto_msgTypes[17]
+	mi := &file_bough_v1_event_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2590,7 +2663,7 @@ func (x *LlmFailed) String() string {
 func (*LlmFailed) ProtoMessage() {}
 
 func (x *LlmFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[17]
+	mi := &file_bough_v1_event_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2603,7 +2676,7 @@ func (x *LlmFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LlmFailed.ProtoReflect.Descriptor instead.
 func (*LlmFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{17}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LlmFailed) GetError() *AgentError {
@@ -2651,14 +2724,16 @@ type ToolStarted struct {
 	// The mock that answers instead of the tool, by its number in ToolMocks.tools of the run; absent if the tool runs.
 	MockIndex *int32 `protobuf:"varint,3,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
 	// The fault that an evaluation injects into the call, by its number in ToolMocks.faults of the run; absent for none.
-	FaultIndex    *int32 `protobuf:"varint,4,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	FaultIndex *int32 `protobuf:"varint,4,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	// The tool server that the call goes to; empty for other tools.
+	Server        string `protobuf:"bytes,5,opt,name=server,proto3" json:"server,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolStarted) Reset() {
 	*x = ToolStarted{}
-	mi := &file_bough_v1_event_proto_msgTypes[18]
+	mi := &file_bough_v1_event_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +2745,7 @@ func (x *ToolStarted) String() string {
 func (*ToolStarted) ProtoMessage() {}
 
 func (x *ToolStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[18]
+	mi := &file_bough_v1_event_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +2758,7 @@ func (x *ToolStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolStarted.ProtoReflect.Descriptor instead.
 func (*ToolStarted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{18}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ToolStarted) GetCall() *ToolCall {
@@ -2714,6 +2789,13 @@ func (x *ToolStarted) GetFaultIndex() int32 {
 	return 0
 }
 
+func (x *ToolStarted) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
 // A piece of text that a tool returned while it was running.
 type ToolOutput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2727,7 +2809,7 @@ type ToolOutput struct {
 
 func (x *ToolOutput) Reset() {
 	*x = ToolOutput{}
-	mi := &file_bough_v1_event_proto_msgTypes[19]
+	mi := &file_bough_v1_event_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2821,7 @@ func (x *ToolOutput) String() string {
 func (*ToolOutput) ProtoMessage() {}
 
 func (x *ToolOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[19]
+	mi := &file_bough_v1_event_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2834,7 @@ func (x *ToolOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolOutput.ProtoReflect.Descriptor instead.
 func (*ToolOutput) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{19}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ToolOutput) GetCallId() string {
@@ -2784,7 +2866,7 @@ type ToolCompleted struct {
 
 func (x *ToolCompleted) Reset() {
 	*x = ToolCompleted{}
-	mi := &file_bough_v1_event_proto_msgTypes[20]
+	mi := &file_bough_v1_event_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2878,7 @@ func (x *ToolCompleted) String() string {
 func (*ToolCompleted) ProtoMessage() {}
 
 func (x *ToolCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[20]
+	mi := &file_bough_v1_event_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2891,7 @@ func (x *ToolCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCompleted.ProtoReflect.Descriptor instead.
 func (*ToolCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{20}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ToolCompleted) GetResult() *ToolResult {
@@ -2847,7 +2929,7 @@ type ToolFailed struct {
 
 func (x *ToolFailed) Reset() {
 	*x = ToolFailed{}
-	mi := &file_bough_v1_event_proto_msgTypes[21]
+	mi := &file_bough_v1_event_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2941,7 @@ func (x *ToolFailed) String() string {
 func (*ToolFailed) ProtoMessage() {}
 
 func (x *ToolFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[21]
+	mi := &file_bough_v1_event_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2954,7 @@ func (x *ToolFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolFailed.ProtoReflect.Descriptor instead.
 func (*ToolFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{21}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ToolFailed) GetResult() *ToolResult {
@@ -2893,7 +2975,7 @@ type StepCompleted struct {
 
 func (x *StepCompleted) Reset() {
 	*x = StepCompleted{}
-	mi := &file_bough_v1_event_proto_msgTypes[22]
+	mi := &file_bough_v1_event_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +2987,7 @@ func (x *StepCompleted) String() string {
 func (*StepCompleted) ProtoMessage() {}
 
 func (x *StepCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[22]
+	mi := &file_bough_v1_event_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3000,7 @@ func (x *StepCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepCompleted.ProtoReflect.Descriptor instead.
 func (*StepCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{22}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StepCompleted) GetStep() *AgentStep {
@@ -2941,7 +3023,7 @@ type StepFailed struct {
 
 func (x *StepFailed) Reset() {
 	*x = StepFailed{}
-	mi := &file_bough_v1_event_proto_msgTypes[23]
+	mi := &file_bough_v1_event_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3035,7 @@ func (x *StepFailed) String() string {
 func (*StepFailed) ProtoMessage() {}
 
 func (x *StepFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[23]
+	mi := &file_bough_v1_event_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3048,7 @@ func (x *StepFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepFailed.ProtoReflect.Descriptor instead.
 func (*StepFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{23}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StepFailed) GetStep() *AgentStep {
@@ -3001,7 +3083,7 @@ type ValueRecorded struct {
 
 func (x *ValueRecorded) Reset() {
 	*x = ValueRecorded{}
-	mi := &file_bough_v1_event_proto_msgTypes[24]
+	mi := &file_bough_v1_event_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3095,7 @@ func (x *ValueRecorded) String() string {
 func (*ValueRecorded) ProtoMessage() {}
 
 func (x *ValueRecorded) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[24]
+	mi := &file_bough_v1_event_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3026,7 +3108,7 @@ func (x *ValueRecorded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueRecorded.ProtoReflect.Descriptor instead.
 func (*ValueRecorded) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{24}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ValueRecorded) GetKind() ValueKind {
@@ -3090,7 +3172,7 @@ type RunQueued struct {
 
 func (x *RunQueued) Reset() {
 	*x = RunQueued{}
-	mi := &file_bough_v1_event_proto_msgTypes[25]
+	mi := &file_bough_v1_event_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3184,7 @@ func (x *RunQueued) String() string {
 func (*RunQueued) ProtoMessage() {}
 
 func (x *RunQueued) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[25]
+	mi := &file_bough_v1_event_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3197,7 @@ func (x *RunQueued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunQueued.ProtoReflect.Descriptor instead.
 func (*RunQueued) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{25}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RunQueued) GetBehindRunId() string {
@@ -3140,7 +3222,7 @@ type RunDequeued struct {
 
 func (x *RunDequeued) Reset() {
 	*x = RunDequeued{}
-	mi := &file_bough_v1_event_proto_msgTypes[26]
+	mi := &file_bough_v1_event_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3152,7 +3234,7 @@ func (x *RunDequeued) String() string {
 func (*RunDequeued) ProtoMessage() {}
 
 func (x *RunDequeued) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[26]
+	mi := &file_bough_v1_event_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3247,7 @@ func (x *RunDequeued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunDequeued.ProtoReflect.Descriptor instead.
 func (*RunDequeued) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{26}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RunDequeued) GetSessionCut() int64 {
@@ -3206,7 +3288,7 @@ type RunResumed struct {
 
 func (x *RunResumed) Reset() {
 	*x = RunResumed{}
-	mi := &file_bough_v1_event_proto_msgTypes[27]
+	mi := &file_bough_v1_event_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3218,7 +3300,7 @@ func (x *RunResumed) String() string {
 func (*RunResumed) ProtoMessage() {}
 
 func (x *RunResumed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[27]
+	mi := &file_bough_v1_event_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3231,7 +3313,7 @@ func (x *RunResumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResumed.ProtoReflect.Descriptor instead.
 func (*RunResumed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{27}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RunResumed) GetCause() ResumeCause {
@@ -3295,7 +3377,7 @@ type RunForked struct {
 
 func (x *RunForked) Reset() {
 	*x = RunForked{}
-	mi := &file_bough_v1_event_proto_msgTypes[28]
+	mi := &file_bough_v1_event_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3307,7 +3389,7 @@ func (x *RunForked) String() string {
 func (*RunForked) ProtoMessage() {}
 
 func (x *RunForked) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[28]
+	mi := &file_bough_v1_event_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3320,7 +3402,7 @@ func (x *RunForked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunForked.ProtoReflect.Descriptor instead.
 func (*RunForked) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{28}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RunForked) GetOrigin() *ForkOrigin {
@@ -3413,7 +3495,7 @@ type RunInterrupted struct {
 
 func (x *RunInterrupted) Reset() {
 	*x = RunInterrupted{}
-	mi := &file_bough_v1_event_proto_msgTypes[29]
+	mi := &file_bough_v1_event_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +3507,7 @@ func (x *RunInterrupted) String() string {
 func (*RunInterrupted) ProtoMessage() {}
 
 func (x *RunInterrupted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[29]
+	mi := &file_bough_v1_event_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +3520,7 @@ func (x *RunInterrupted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunInterrupted.ProtoReflect.Descriptor instead.
 func (*RunInterrupted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{29}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RunInterrupted) GetRequests() []*InputRequest {
@@ -3466,7 +3548,7 @@ type InputRequested struct {
 
 func (x *InputRequested) Reset() {
 	*x = InputRequested{}
-	mi := &file_bough_v1_event_proto_msgTypes[30]
+	mi := &file_bough_v1_event_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3560,7 @@ func (x *InputRequested) String() string {
 func (*InputRequested) ProtoMessage() {}
 
 func (x *InputRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[30]
+	mi := &file_bough_v1_event_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3573,7 @@ func (x *InputRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InputRequested.ProtoReflect.Descriptor instead.
 func (*InputRequested) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{30}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InputRequested) GetRequest() *InputRequest {
@@ -3516,7 +3598,7 @@ type InputReceived struct {
 
 func (x *InputReceived) Reset() {
 	*x = InputReceived{}
-	mi := &file_bough_v1_event_proto_msgTypes[31]
+	mi := &file_bough_v1_event_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +3610,7 @@ func (x *InputReceived) String() string {
 func (*InputReceived) ProtoMessage() {}
 
 func (x *InputReceived) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[31]
+	mi := &file_bough_v1_event_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +3623,7 @@ func (x *InputReceived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InputReceived.ProtoReflect.Descriptor instead.
 func (*InputReceived) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{31}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InputReceived) GetAnswer() *InputAnswer {
@@ -3584,7 +3666,7 @@ type CancelRequested struct {
 
 func (x *CancelRequested) Reset() {
 	*x = CancelRequested{}
-	mi := &file_bough_v1_event_proto_msgTypes[32]
+	mi := &file_bough_v1_event_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3596,7 +3678,7 @@ func (x *CancelRequested) String() string {
 func (*CancelRequested) ProtoMessage() {}
 
 func (x *CancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[32]
+	mi := &file_bough_v1_event_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3609,7 +3691,7 @@ func (x *CancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequested.ProtoReflect.Descriptor instead.
 func (*CancelRequested) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{32}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CancelRequested) GetEffectScope() string {
@@ -3658,7 +3740,7 @@ type LoopIterationStarted struct {
 
 func (x *LoopIterationStarted) Reset() {
 	*x = LoopIterationStarted{}
-	mi := &file_bough_v1_event_proto_msgTypes[33]
+	mi := &file_bough_v1_event_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +3752,7 @@ func (x *LoopIterationStarted) String() string {
 func (*LoopIterationStarted) ProtoMessage() {}
 
 func (x *LoopIterationStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[33]
+	mi := &file_bough_v1_event_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +3765,7 @@ func (x *LoopIterationStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoopIterationStarted.ProtoReflect.Descriptor instead.
 func (*LoopIterationStarted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{33}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LoopIterationStarted) GetIteration() int32 {
@@ -3710,7 +3792,7 @@ type AgentTransferred struct {
 
 func (x *AgentTransferred) Reset() {
 	*x = AgentTransferred{}
-	mi := &file_bough_v1_event_proto_msgTypes[34]
+	mi := &file_bough_v1_event_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3722,7 +3804,7 @@ func (x *AgentTransferred) String() string {
 func (*AgentTransferred) ProtoMessage() {}
 
 func (x *AgentTransferred) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[34]
+	mi := &file_bough_v1_event_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +3817,7 @@ func (x *AgentTransferred) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentTransferred.ProtoReflect.Descriptor instead.
 func (*AgentTransferred) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{34}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AgentTransferred) GetFromAgent() string {
@@ -3777,7 +3859,7 @@ type SessionStateChanged struct {
 
 func (x *SessionStateChanged) Reset() {
 	*x = SessionStateChanged{}
-	mi := &file_bough_v1_event_proto_msgTypes[35]
+	mi := &file_bough_v1_event_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +3871,7 @@ func (x *SessionStateChanged) String() string {
 func (*SessionStateChanged) ProtoMessage() {}
 
 func (x *SessionStateChanged) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[35]
+	mi := &file_bough_v1_event_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +3884,7 @@ func (x *SessionStateChanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStateChanged.ProtoReflect.Descriptor instead.
 func (*SessionStateChanged) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{35}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SessionStateChanged) GetStateChanges() []*SessionStateChange {
@@ -3825,7 +3907,7 @@ type HistoryCompacted struct {
 
 func (x *HistoryCompacted) Reset() {
 	*x = HistoryCompacted{}
-	mi := &file_bough_v1_event_proto_msgTypes[36]
+	mi := &file_bough_v1_event_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3837,7 +3919,7 @@ func (x *HistoryCompacted) String() string {
 func (*HistoryCompacted) ProtoMessage() {}
 
 func (x *HistoryCompacted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[36]
+	mi := &file_bough_v1_event_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3850,7 +3932,7 @@ func (x *HistoryCompacted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryCompacted.ProtoReflect.Descriptor instead.
 func (*HistoryCompacted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{36}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HistoryCompacted) GetSummary() *Message {
@@ -3892,7 +3974,7 @@ type NodeStarted struct {
 
 func (x *NodeStarted) Reset() {
 	*x = NodeStarted{}
-	mi := &file_bough_v1_event_proto_msgTypes[37]
+	mi := &file_bough_v1_event_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +3986,7 @@ func (x *NodeStarted) String() string {
 func (*NodeStarted) ProtoMessage() {}
 
 func (x *NodeStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[37]
+	mi := &file_bough_v1_event_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3917,7 +3999,7 @@ func (x *NodeStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStarted.ProtoReflect.Descriptor instead.
 func (*NodeStarted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{37}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NodeStarted) GetNode() string {
@@ -3989,7 +4071,7 @@ type ChannelUpdate struct {
 
 func (x *ChannelUpdate) Reset() {
 	*x = ChannelUpdate{}
-	mi := &file_bough_v1_event_proto_msgTypes[38]
+	mi := &file_bough_v1_event_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4001,7 +4083,7 @@ func (x *ChannelUpdate) String() string {
 func (*ChannelUpdate) ProtoMessage() {}
 
 func (x *ChannelUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[38]
+	mi := &file_bough_v1_event_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4014,7 +4096,7 @@ func (x *ChannelUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelUpdate.ProtoReflect.Descriptor instead.
 func (*ChannelUpdate) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{38}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ChannelUpdate) GetChannel() string {
@@ -4056,7 +4138,7 @@ type NodeCompleted struct {
 
 func (x *NodeCompleted) Reset() {
 	*x = NodeCompleted{}
-	mi := &file_bough_v1_event_proto_msgTypes[39]
+	mi := &file_bough_v1_event_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4150,7 @@ func (x *NodeCompleted) String() string {
 func (*NodeCompleted) ProtoMessage() {}
 
 func (x *NodeCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[39]
+	mi := &file_bough_v1_event_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4163,7 @@ func (x *NodeCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCompleted.ProtoReflect.Descriptor instead.
 func (*NodeCompleted) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{39}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NodeCompleted) GetNode() string {
@@ -4165,7 +4247,7 @@ type NodeFailed struct {
 
 func (x *NodeFailed) Reset() {
 	*x = NodeFailed{}
-	mi := &file_bough_v1_event_proto_msgTypes[40]
+	mi := &file_bough_v1_event_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4177,7 +4259,7 @@ func (x *NodeFailed) String() string {
 func (*NodeFailed) ProtoMessage() {}
 
 func (x *NodeFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[40]
+	mi := &file_bough_v1_event_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4190,7 +4272,7 @@ func (x *NodeFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailed.ProtoReflect.Descriptor instead.
 func (*NodeFailed) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{40}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NodeFailed) GetNode() string {
@@ -4260,7 +4342,7 @@ type PlanItem struct {
 
 func (x *PlanItem) Reset() {
 	*x = PlanItem{}
-	mi := &file_bough_v1_event_proto_msgTypes[41]
+	mi := &file_bough_v1_event_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4354,7 @@ func (x *PlanItem) String() string {
 func (*PlanItem) ProtoMessage() {}
 
 func (x *PlanItem) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[41]
+	mi := &file_bough_v1_event_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4367,7 @@ func (x *PlanItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanItem.ProtoReflect.Descriptor instead.
 func (*PlanItem) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{41}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PlanItem) GetText() string {
@@ -4306,7 +4388,7 @@ type PlanMade struct {
 
 func (x *PlanMade) Reset() {
 	*x = PlanMade{}
-	mi := &file_bough_v1_event_proto_msgTypes[42]
+	mi := &file_bough_v1_event_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4400,7 @@ func (x *PlanMade) String() string {
 func (*PlanMade) ProtoMessage() {}
 
 func (x *PlanMade) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[42]
+	mi := &file_bough_v1_event_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4413,7 @@ func (x *PlanMade) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanMade.ProtoReflect.Descriptor instead.
 func (*PlanMade) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{42}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlanMade) GetItems() []*PlanItem {
@@ -4352,7 +4434,7 @@ type PlanRevised struct {
 
 func (x *PlanRevised) Reset() {
 	*x = PlanRevised{}
-	mi := &file_bough_v1_event_proto_msgTypes[43]
+	mi := &file_bough_v1_event_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4364,7 +4446,7 @@ func (x *PlanRevised) String() string {
 func (*PlanRevised) ProtoMessage() {}
 
 func (x *PlanRevised) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_event_proto_msgTypes[43]
+	mi := &file_bough_v1_event_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4377,7 +4459,7 @@ func (x *PlanRevised) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRevised.ProtoReflect.Descriptor instead.
 func (*PlanRevised) Descriptor() ([]byte, []int) {
-	return file_bough_v1_event_proto_rawDescGZIP(), []int{43}
+	return file_bough_v1_event_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PlanRevised) GetItems() []*PlanItem {
@@ -4507,7 +4589,11 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\apayload\"?\n" +
 	"\rDefinitionRef\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\tR\brevision\"\x8d\x04\n" +
+	"\brevision\x18\x02 \x01(\tR\brevision\"Q\n" +
+	"\aToolRef\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06server\x18\x02 \x01(\tR\x06server\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\tR\brevision\"\x8d\x04\n" +
 	"\vRunVersions\x12\x16\n" +
 	"\x06replay\x18\x01 \x01(\x05R\x06replay\x126\n" +
 	"\x05tools\x18\x02 \x03(\v2 .bough.v1.RunVersions.ToolsEntryR\x05tools\x129\n" +
@@ -4528,7 +4614,7 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\n" +
 	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\a\n" +
 	"\n" +
 	"RunStarted\x12#\n" +
 	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x12\x19\n" +
@@ -4557,7 +4643,8 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\n" +
 	"evaluation\x18\x16 \x01(\v2\x17.bough.v1.EvaluationRefR\n" +
 	"evaluation\x12\x1b\n" +
-	"\ttenant_id\x18\x17 \x01(\tR\btenantId\x1a9\n" +
+	"\ttenant_id\x18\x17 \x01(\tR\btenantId\x12.\n" +
+	"\ttool_refs\x18\x18 \x03(\v2\x11.bough.v1.ToolRefR\btoolRefs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x13\x10\x14J\x04\b\x14\x10\x15\"\xce\x02\n" +
@@ -4675,14 +4762,15 @@ const file_bough_v1_event_proto_rawDesc = "" +
 	"\n" +
 	"unanswered\x18\x05 \x01(\bR\n" +
 	"unansweredB\x0e\n" +
-	"\f_fault_index\"\xc7\x01\n" +
+	"\f_fault_index\"\xdf\x01\n" +
 	"\vToolStarted\x12&\n" +
 	"\x04call\x18\x01 \x01(\v2\x12.bough.v1.ToolCallR\x04call\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12\"\n" +
 	"\n" +
 	"mock_index\x18\x03 \x01(\x05H\x00R\tmockIndex\x88\x01\x01\x12$\n" +
 	"\vfault_index\x18\x04 \x01(\x05H\x01R\n" +
-	"faultIndex\x88\x01\x01B\r\n" +
+	"faultIndex\x88\x01\x01\x12\x16\n" +
+	"\x06server\x18\x05 \x01(\tR\x06serverB\r\n" +
 	"\v_mock_indexB\x0e\n" +
 	"\f_fault_index\"9\n" +
 	"\n" +
@@ -4858,218 +4946,220 @@ func file_bough_v1_event_proto_rawDescGZIP() []byte {
 }
 
 var file_bough_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bough_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_bough_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_bough_v1_event_proto_goTypes = []any{
 	(ResumeCause)(0),              // 0: bough.v1.ResumeCause
 	(RetryReason)(0),              // 1: bough.v1.RetryReason
 	(ValueKind)(0),                // 2: bough.v1.ValueKind
 	(*AgentEvent)(nil),            // 3: bough.v1.AgentEvent
 	(*DefinitionRef)(nil),         // 4: bough.v1.DefinitionRef
-	(*RunVersions)(nil),           // 5: bough.v1.RunVersions
-	(*RunStarted)(nil),            // 6: bough.v1.RunStarted
-	(*RunCompleted)(nil),          // 7: bough.v1.RunCompleted
-	(*RunFailed)(nil),             // 8: bough.v1.RunFailed
-	(*RunCancelled)(nil),          // 9: bough.v1.RunCancelled
-	(*SubAgentStarted)(nil),       // 10: bough.v1.SubAgentStarted
-	(*SubAgentPartial)(nil),       // 11: bough.v1.SubAgentPartial
-	(*SubAgentCompleted)(nil),     // 12: bough.v1.SubAgentCompleted
-	(*SubAgentFailed)(nil),        // 13: bough.v1.SubAgentFailed
-	(*LlmStarted)(nil),            // 14: bough.v1.LlmStarted
-	(*LlmOutputTextDelta)(nil),    // 15: bough.v1.LlmOutputTextDelta
-	(*LlmReasoningDelta)(nil),     // 16: bough.v1.LlmReasoningDelta
-	(*LlmToolCallDelta)(nil),      // 17: bough.v1.LlmToolCallDelta
-	(*LlmRetrying)(nil),           // 18: bough.v1.LlmRetrying
-	(*LlmCompleted)(nil),          // 19: bough.v1.LlmCompleted
-	(*LlmFailed)(nil),             // 20: bough.v1.LlmFailed
-	(*ToolStarted)(nil),           // 21: bough.v1.ToolStarted
-	(*ToolOutput)(nil),            // 22: bough.v1.ToolOutput
-	(*ToolCompleted)(nil),         // 23: bough.v1.ToolCompleted
-	(*ToolFailed)(nil),            // 24: bough.v1.ToolFailed
-	(*StepCompleted)(nil),         // 25: bough.v1.StepCompleted
-	(*StepFailed)(nil),            // 26: bough.v1.StepFailed
-	(*ValueRecorded)(nil),         // 27: bough.v1.ValueRecorded
-	(*RunQueued)(nil),             // 28: bough.v1.RunQueued
-	(*RunDequeued)(nil),           // 29: bough.v1.RunDequeued
-	(*RunResumed)(nil),            // 30: bough.v1.RunResumed
-	(*RunForked)(nil),             // 31: bough.v1.RunForked
-	(*RunInterrupted)(nil),        // 32: bough.v1.RunInterrupted
-	(*InputRequested)(nil),        // 33: bough.v1.InputRequested
-	(*InputReceived)(nil),         // 34: bough.v1.InputReceived
-	(*CancelRequested)(nil),       // 35: bough.v1.CancelRequested
-	(*LoopIterationStarted)(nil),  // 36: bough.v1.LoopIterationStarted
-	(*AgentTransferred)(nil),      // 37: bough.v1.AgentTransferred
-	(*SessionStateChanged)(nil),   // 38: bough.v1.SessionStateChanged
-	(*HistoryCompacted)(nil),      // 39: bough.v1.HistoryCompacted
-	(*NodeStarted)(nil),           // 40: bough.v1.NodeStarted
-	(*ChannelUpdate)(nil),         // 41: bough.v1.ChannelUpdate
-	(*NodeCompleted)(nil),         // 42: bough.v1.NodeCompleted
-	(*NodeFailed)(nil),            // 43: bough.v1.NodeFailed
-	(*PlanItem)(nil),              // 44: bough.v1.PlanItem
-	(*PlanMade)(nil),              // 45: bough.v1.PlanMade
-	(*PlanRevised)(nil),           // 46: bough.v1.PlanRevised
-	nil,                           // 47: bough.v1.RunVersions.ToolsEntry
-	nil,                           // 48: bough.v1.RunVersions.ModelsEntry
-	nil,                           // 49: bough.v1.RunVersions.AgentsEntry
-	nil,                           // 50: bough.v1.RunVersions.NodesEntry
-	nil,                           // 51: bough.v1.RunStarted.LabelsEntry
-	nil,                           // 52: bough.v1.RunForked.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
-	(AgentKind)(0),                // 54: bough.v1.AgentKind
-	(*Message)(nil),               // 55: bough.v1.Message
-	(*RunPolicy)(nil),             // 56: bough.v1.RunPolicy
-	(*ToolMocks)(nil),             // 57: bough.v1.ToolMocks
-	(*EvaluationRef)(nil),         // 58: bough.v1.EvaluationRef
-	(*Usage)(nil),                 // 59: bough.v1.Usage
-	(*durationpb.Duration)(nil),   // 60: google.protobuf.Duration
-	(EndReason)(0),                // 61: bough.v1.EndReason
-	(*AgentAction)(nil),           // 62: bough.v1.AgentAction
-	(*AgentError)(nil),            // 63: bough.v1.AgentError
-	(CancelReason)(0),             // 64: bough.v1.CancelReason
-	(InvocationTrigger)(0),        // 65: bough.v1.InvocationTrigger
-	(*ModelSettings)(nil),         // 66: bough.v1.ModelSettings
-	(*LlmResponse)(nil),           // 67: bough.v1.LlmResponse
-	(*ToolCall)(nil),              // 68: bough.v1.ToolCall
-	(*ToolResult)(nil),            // 69: bough.v1.ToolResult
-	(*SessionStateChange)(nil),    // 70: bough.v1.SessionStateChange
-	(*AgentStep)(nil),             // 71: bough.v1.AgentStep
-	(*ForkOrigin)(nil),            // 72: bough.v1.ForkOrigin
-	(*ForkChanges)(nil),           // 73: bough.v1.ForkChanges
-	(*InputRequest)(nil),          // 74: bough.v1.InputRequest
-	(*InputAnswer)(nil),           // 75: bough.v1.InputAnswer
+	(*ToolRef)(nil),               // 5: bough.v1.ToolRef
+	(*RunVersions)(nil),           // 6: bough.v1.RunVersions
+	(*RunStarted)(nil),            // 7: bough.v1.RunStarted
+	(*RunCompleted)(nil),          // 8: bough.v1.RunCompleted
+	(*RunFailed)(nil),             // 9: bough.v1.RunFailed
+	(*RunCancelled)(nil),          // 10: bough.v1.RunCancelled
+	(*SubAgentStarted)(nil),       // 11: bough.v1.SubAgentStarted
+	(*SubAgentPartial)(nil),       // 12: bough.v1.SubAgentPartial
+	(*SubAgentCompleted)(nil),     // 13: bough.v1.SubAgentCompleted
+	(*SubAgentFailed)(nil),        // 14: bough.v1.SubAgentFailed
+	(*LlmStarted)(nil),            // 15: bough.v1.LlmStarted
+	(*LlmOutputTextDelta)(nil),    // 16: bough.v1.LlmOutputTextDelta
+	(*LlmReasoningDelta)(nil),     // 17: bough.v1.LlmReasoningDelta
+	(*LlmToolCallDelta)(nil),      // 18: bough.v1.LlmToolCallDelta
+	(*LlmRetrying)(nil),           // 19: bough.v1.LlmRetrying
+	(*LlmCompleted)(nil),          // 20: bough.v1.LlmCompleted
+	(*LlmFailed)(nil),             // 21: bough.v1.LlmFailed
+	(*ToolStarted)(nil),           // 22: bough.v1.ToolStarted
+	(*ToolOutput)(nil),            // 23: bough.v1.ToolOutput
+	(*ToolCompleted)(nil),         // 24: bough.v1.ToolCompleted
+	(*ToolFailed)(nil),            // 25: bough.v1.ToolFailed
+	(*StepCompleted)(nil),         // 26: bough.v1.StepCompleted
+	(*StepFailed)(nil),            // 27: bough.v1.StepFailed
+	(*ValueRecorded)(nil),         // 28: bough.v1.ValueRecorded
+	(*RunQueued)(nil),             // 29: bough.v1.RunQueued
+	(*RunDequeued)(nil),           // 30: bough.v1.RunDequeued
+	(*RunResumed)(nil),            // 31: bough.v1.RunResumed
+	(*RunForked)(nil),             // 32: bough.v1.RunForked
+	(*RunInterrupted)(nil),        // 33: bough.v1.RunInterrupted
+	(*InputRequested)(nil),        // 34: bough.v1.InputRequested
+	(*InputReceived)(nil),         // 35: bough.v1.InputReceived
+	(*CancelRequested)(nil),       // 36: bough.v1.CancelRequested
+	(*LoopIterationStarted)(nil),  // 37: bough.v1.LoopIterationStarted
+	(*AgentTransferred)(nil),      // 38: bough.v1.AgentTransferred
+	(*SessionStateChanged)(nil),   // 39: bough.v1.SessionStateChanged
+	(*HistoryCompacted)(nil),      // 40: bough.v1.HistoryCompacted
+	(*NodeStarted)(nil),           // 41: bough.v1.NodeStarted
+	(*ChannelUpdate)(nil),         // 42: bough.v1.ChannelUpdate
+	(*NodeCompleted)(nil),         // 43: bough.v1.NodeCompleted
+	(*NodeFailed)(nil),            // 44: bough.v1.NodeFailed
+	(*PlanItem)(nil),              // 45: bough.v1.PlanItem
+	(*PlanMade)(nil),              // 46: bough.v1.PlanMade
+	(*PlanRevised)(nil),           // 47: bough.v1.PlanRevised
+	nil,                           // 48: bough.v1.RunVersions.ToolsEntry
+	nil,                           // 49: bough.v1.RunVersions.ModelsEntry
+	nil,                           // 50: bough.v1.RunVersions.AgentsEntry
+	nil,                           // 51: bough.v1.RunVersions.NodesEntry
+	nil,                           // 52: bough.v1.RunStarted.LabelsEntry
+	nil,                           // 53: bough.v1.RunForked.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
+	(AgentKind)(0),                // 55: bough.v1.AgentKind
+	(*Message)(nil),               // 56: bough.v1.Message
+	(*RunPolicy)(nil),             // 57: bough.v1.RunPolicy
+	(*ToolMocks)(nil),             // 58: bough.v1.ToolMocks
+	(*EvaluationRef)(nil),         // 59: bough.v1.EvaluationRef
+	(*Usage)(nil),                 // 60: bough.v1.Usage
+	(*durationpb.Duration)(nil),   // 61: google.protobuf.Duration
+	(EndReason)(0),                // 62: bough.v1.EndReason
+	(*AgentAction)(nil),           // 63: bough.v1.AgentAction
+	(*AgentError)(nil),            // 64: bough.v1.AgentError
+	(CancelReason)(0),             // 65: bough.v1.CancelReason
+	(InvocationTrigger)(0),        // 66: bough.v1.InvocationTrigger
+	(*ModelSettings)(nil),         // 67: bough.v1.ModelSettings
+	(*LlmResponse)(nil),           // 68: bough.v1.LlmResponse
+	(*ToolCall)(nil),              // 69: bough.v1.ToolCall
+	(*ToolResult)(nil),            // 70: bough.v1.ToolResult
+	(*SessionStateChange)(nil),    // 71: bough.v1.SessionStateChange
+	(*AgentStep)(nil),             // 72: bough.v1.AgentStep
+	(*ForkOrigin)(nil),            // 73: bough.v1.ForkOrigin
+	(*ForkChanges)(nil),           // 74: bough.v1.ForkChanges
+	(*InputRequest)(nil),          // 75: bough.v1.InputRequest
+	(*InputAnswer)(nil),           // 76: bough.v1.InputAnswer
 }
 var file_bough_v1_event_proto_depIdxs = []int32{
-	53,  // 0: bough.v1.AgentEvent.record_time:type_name -> google.protobuf.Timestamp
-	6,   // 1: bough.v1.AgentEvent.run_started:type_name -> bough.v1.RunStarted
-	28,  // 2: bough.v1.AgentEvent.run_queued:type_name -> bough.v1.RunQueued
-	29,  // 3: bough.v1.AgentEvent.run_dequeued:type_name -> bough.v1.RunDequeued
-	30,  // 4: bough.v1.AgentEvent.run_resumed:type_name -> bough.v1.RunResumed
-	31,  // 5: bough.v1.AgentEvent.run_forked:type_name -> bough.v1.RunForked
-	32,  // 6: bough.v1.AgentEvent.run_interrupted:type_name -> bough.v1.RunInterrupted
-	7,   // 7: bough.v1.AgentEvent.run_completed:type_name -> bough.v1.RunCompleted
-	8,   // 8: bough.v1.AgentEvent.run_failed:type_name -> bough.v1.RunFailed
-	9,   // 9: bough.v1.AgentEvent.run_cancelled:type_name -> bough.v1.RunCancelled
-	10,  // 10: bough.v1.AgentEvent.sub_agent_started:type_name -> bough.v1.SubAgentStarted
-	11,  // 11: bough.v1.AgentEvent.sub_agent_partial:type_name -> bough.v1.SubAgentPartial
-	12,  // 12: bough.v1.AgentEvent.sub_agent_completed:type_name -> bough.v1.SubAgentCompleted
-	13,  // 13: bough.v1.AgentEvent.sub_agent_failed:type_name -> bough.v1.SubAgentFailed
-	14,  // 14: bough.v1.AgentEvent.llm_started:type_name -> bough.v1.LlmStarted
-	15,  // 15: bough.v1.AgentEvent.llm_output_text_delta:type_name -> bough.v1.LlmOutputTextDelta
-	16,  // 16: bough.v1.AgentEvent.llm_reasoning_delta:type_name -> bough.v1.LlmReasoningDelta
-	17,  // 17: bough.v1.AgentEvent.llm_tool_call_delta:type_name -> bough.v1.LlmToolCallDelta
-	18,  // 18: bough.v1.AgentEvent.llm_retrying:type_name -> bough.v1.LlmRetrying
-	19,  // 19: bough.v1.AgentEvent.llm_completed:type_name -> bough.v1.LlmCompleted
-	20,  // 20: bough.v1.AgentEvent.llm_failed:type_name -> bough.v1.LlmFailed
-	21,  // 21: bough.v1.AgentEvent.tool_started:type_name -> bough.v1.ToolStarted
-	22,  // 22: bough.v1.AgentEvent.tool_output:type_name -> bough.v1.ToolOutput
-	23,  // 23: bough.v1.AgentEvent.tool_completed:type_name -> bough.v1.ToolCompleted
-	24,  // 24: bough.v1.AgentEvent.tool_failed:type_name -> bough.v1.ToolFailed
-	25,  // 25: bough.v1.AgentEvent.step_completed:type_name -> bough.v1.StepCompleted
-	26,  // 26: bough.v1.AgentEvent.step_failed:type_name -> bough.v1.StepFailed
-	37,  // 27: bough.v1.AgentEvent.agent_transferred:type_name -> bough.v1.AgentTransferred
-	33,  // 28: bough.v1.AgentEvent.input_requested:type_name -> bough.v1.InputRequested
-	34,  // 29: bough.v1.AgentEvent.input_received:type_name -> bough.v1.InputReceived
-	38,  // 30: bough.v1.AgentEvent.session_state_changed:type_name -> bough.v1.SessionStateChanged
-	27,  // 31: bough.v1.AgentEvent.value_recorded:type_name -> bough.v1.ValueRecorded
-	35,  // 32: bough.v1.AgentEvent.cancel_requested:type_name -> bough.v1.CancelRequested
-	39,  // 33: bough.v1.AgentEvent.history_compacted:type_name -> bough.v1.HistoryCompacted
-	36,  // 34: bough.v1.AgentEvent.loop_iteration_started:type_name -> bough.v1.LoopIterationStarted
-	40,  // 35: bough.v1.AgentEvent.node_started:type_name -> bough.v1.NodeStarted
-	42,  // 36: bough.v1.AgentEvent.node_completed:type_name -> bough.v1.NodeCompleted
-	43,  // 37: bough.v1.AgentEvent.node_failed:type_name -> bough.v1.NodeFailed
-	45,  // 38: bough.v1.AgentEvent.plan_made:type_name -> bough.v1.PlanMade
-	46,  // 39: bough.v1.AgentEvent.plan_revised:type_name -> bough.v1.PlanRevised
-	47,  // 40: bough.v1.RunVersions.tools:type_name -> bough.v1.RunVersions.ToolsEntry
-	48,  // 41: bough.v1.RunVersions.models:type_name -> bough.v1.RunVersions.ModelsEntry
-	49,  // 42: bough.v1.RunVersions.agents:type_name -> bough.v1.RunVersions.AgentsEntry
-	50,  // 43: bough.v1.RunVersions.nodes:type_name -> bough.v1.RunVersions.NodesEntry
-	54,  // 44: bough.v1.RunStarted.kind:type_name -> bough.v1.AgentKind
-	55,  // 45: bough.v1.RunStarted.input:type_name -> bough.v1.Message
-	56,  // 46: bough.v1.RunStarted.policy:type_name -> bough.v1.RunPolicy
-	53,  // 47: bough.v1.RunStarted.deadline_time:type_name -> google.protobuf.Timestamp
-	51,  // 48: bough.v1.RunStarted.labels:type_name -> bough.v1.RunStarted.LabelsEntry
+	54,  // 0: bough.v1.AgentEvent.record_time:type_name -> google.protobuf.Timestamp
+	7,   // 1: bough.v1.AgentEvent.run_started:type_name -> bough.v1.RunStarted
+	29,  // 2: bough.v1.AgentEvent.run_queued:type_name -> bough.v1.RunQueued
+	30,  // 3: bough.v1.AgentEvent.run_dequeued:type_name -> bough.v1.RunDequeued
+	31,  // 4: bough.v1.AgentEvent.run_resumed:type_name -> bough.v1.RunResumed
+	32,  // 5: bough.v1.AgentEvent.run_forked:type_name -> bough.v1.RunForked
+	33,  // 6: bough.v1.AgentEvent.run_interrupted:type_name -> bough.v1.RunInterrupted
+	8,   // 7: bough.v1.AgentEvent.run_completed:type_name -> bough.v1.RunCompleted
+	9,   // 8: bough.v1.AgentEvent.run_failed:type_name -> bough.v1.RunFailed
+	10,  // 9: bough.v1.AgentEvent.run_cancelled:type_name -> bough.v1.RunCancelled
+	11,  // 10: bough.v1.AgentEvent.sub_agent_started:type_name -> bough.v1.SubAgentStarted
+	12,  // 11: bough.v1.AgentEvent.sub_agent_partial:type_name -> bough.v1.SubAgentPartial
+	13,  // 12: bough.v1.AgentEvent.sub_agent_completed:type_name -> bough.v1.SubAgentCompleted
+	14,  // 13: bough.v1.AgentEvent.sub_agent_failed:type_name -> bough.v1.SubAgentFailed
+	15,  // 14: bough.v1.AgentEvent.llm_started:type_name -> bough.v1.LlmStarted
+	16,  // 15: bough.v1.AgentEvent.llm_output_text_delta:type_name -> bough.v1.LlmOutputTextDelta
+	17,  // 16: bough.v1.AgentEvent.llm_reasoning_delta:type_name -> bough.v1.LlmReasoningDelta
+	18,  // 17: bough.v1.AgentEvent.llm_tool_call_delta:type_name -> bough.v1.LlmToolCallDelta
+	19,  // 18: bough.v1.AgentEvent.llm_retrying:type_name -> bough.v1.LlmRetrying
+	20,  // 19: bough.v1.AgentEvent.llm_completed:type_name -> bough.v1.LlmCompleted
+	21,  // 20: bough.v1.AgentEvent.llm_failed:type_name -> bough.v1.LlmFailed
+	22,  // 21: bough.v1.AgentEvent.tool_started:type_name -> bough.v1.ToolStarted
+	23,  // 22: bough.v1.AgentEvent.tool_output:type_name -> bough.v1.ToolOutput
+	24,  // 23: bough.v1.AgentEvent.tool_completed:type_name -> bough.v1.ToolCompleted
+	25,  // 24: bough.v1.AgentEvent.tool_failed:type_name -> bough.v1.ToolFailed
+	26,  // 25: bough.v1.AgentEvent.step_completed:type_name -> bough.v1.StepCompleted
+	27,  // 26: bough.v1.AgentEvent.step_failed:type_name -> bough.v1.StepFailed
+	38,  // 27: bough.v1.AgentEvent.agent_transferred:type_name -> bough.v1.AgentTransferred
+	34,  // 28: bough.v1.AgentEvent.input_requested:type_name -> bough.v1.InputRequested
+	35,  // 29: bough.v1.AgentEvent.input_received:type_name -> bough.v1.InputReceived
+	39,  // 30: bough.v1.AgentEvent.session_state_changed:type_name -> bough.v1.SessionStateChanged
+	28,  // 31: bough.v1.AgentEvent.value_recorded:type_name -> bough.v1.ValueRecorded
+	36,  // 32: bough.v1.AgentEvent.cancel_requested:type_name -> bough.v1.CancelRequested
+	40,  // 33: bough.v1.AgentEvent.history_compacted:type_name -> bough.v1.HistoryCompacted
+	37,  // 34: bough.v1.AgentEvent.loop_iteration_started:type_name -> bough.v1.LoopIterationStarted
+	41,  // 35: bough.v1.AgentEvent.node_started:type_name -> bough.v1.NodeStarted
+	43,  // 36: bough.v1.AgentEvent.node_completed:type_name -> bough.v1.NodeCompleted
+	44,  // 37: bough.v1.AgentEvent.node_failed:type_name -> bough.v1.NodeFailed
+	46,  // 38: bough.v1.AgentEvent.plan_made:type_name -> bough.v1.PlanMade
+	47,  // 39: bough.v1.AgentEvent.plan_revised:type_name -> bough.v1.PlanRevised
+	48,  // 40: bough.v1.RunVersions.tools:type_name -> bough.v1.RunVersions.ToolsEntry
+	49,  // 41: bough.v1.RunVersions.models:type_name -> bough.v1.RunVersions.ModelsEntry
+	50,  // 42: bough.v1.RunVersions.agents:type_name -> bough.v1.RunVersions.AgentsEntry
+	51,  // 43: bough.v1.RunVersions.nodes:type_name -> bough.v1.RunVersions.NodesEntry
+	55,  // 44: bough.v1.RunStarted.kind:type_name -> bough.v1.AgentKind
+	56,  // 45: bough.v1.RunStarted.input:type_name -> bough.v1.Message
+	57,  // 46: bough.v1.RunStarted.policy:type_name -> bough.v1.RunPolicy
+	54,  // 47: bough.v1.RunStarted.deadline_time:type_name -> google.protobuf.Timestamp
+	52,  // 48: bough.v1.RunStarted.labels:type_name -> bough.v1.RunStarted.LabelsEntry
 	4,   // 49: bough.v1.RunStarted.definition_refs:type_name -> bough.v1.DefinitionRef
-	5,   // 50: bough.v1.RunStarted.versions:type_name -> bough.v1.RunVersions
-	57,  // 51: bough.v1.RunStarted.mocks:type_name -> bough.v1.ToolMocks
-	58,  // 52: bough.v1.RunStarted.evaluation:type_name -> bough.v1.EvaluationRef
-	55,  // 53: bough.v1.RunCompleted.final_answer:type_name -> bough.v1.Message
-	59,  // 54: bough.v1.RunCompleted.usage:type_name -> bough.v1.Usage
-	59,  // 55: bough.v1.RunCompleted.tree_usage:type_name -> bough.v1.Usage
-	60,  // 56: bough.v1.RunCompleted.duration:type_name -> google.protobuf.Duration
-	61,  // 57: bough.v1.RunCompleted.end_reason:type_name -> bough.v1.EndReason
-	62,  // 58: bough.v1.RunCompleted.action:type_name -> bough.v1.AgentAction
-	63,  // 59: bough.v1.RunFailed.error:type_name -> bough.v1.AgentError
-	59,  // 60: bough.v1.RunFailed.usage:type_name -> bough.v1.Usage
-	59,  // 61: bough.v1.RunFailed.tree_usage:type_name -> bough.v1.Usage
-	60,  // 62: bough.v1.RunFailed.duration:type_name -> google.protobuf.Duration
-	61,  // 63: bough.v1.RunFailed.end_reason:type_name -> bough.v1.EndReason
-	63,  // 64: bough.v1.RunCancelled.error:type_name -> bough.v1.AgentError
-	59,  // 65: bough.v1.RunCancelled.usage:type_name -> bough.v1.Usage
-	59,  // 66: bough.v1.RunCancelled.tree_usage:type_name -> bough.v1.Usage
-	60,  // 67: bough.v1.RunCancelled.duration:type_name -> google.protobuf.Duration
-	61,  // 68: bough.v1.RunCancelled.end_reason:type_name -> bough.v1.EndReason
-	64,  // 69: bough.v1.RunCancelled.cancel_reason:type_name -> bough.v1.CancelReason
-	54,  // 70: bough.v1.SubAgentStarted.kind:type_name -> bough.v1.AgentKind
-	65,  // 71: bough.v1.SubAgentStarted.trigger:type_name -> bough.v1.InvocationTrigger
-	55,  // 72: bough.v1.SubAgentStarted.input:type_name -> bough.v1.Message
-	55,  // 73: bough.v1.SubAgentCompleted.output:type_name -> bough.v1.Message
-	59,  // 74: bough.v1.SubAgentCompleted.usage:type_name -> bough.v1.Usage
-	59,  // 75: bough.v1.SubAgentCompleted.tree_usage:type_name -> bough.v1.Usage
-	60,  // 76: bough.v1.SubAgentCompleted.duration:type_name -> google.protobuf.Duration
-	61,  // 77: bough.v1.SubAgentCompleted.end_reason:type_name -> bough.v1.EndReason
-	62,  // 78: bough.v1.SubAgentCompleted.action:type_name -> bough.v1.AgentAction
-	63,  // 79: bough.v1.SubAgentFailed.error:type_name -> bough.v1.AgentError
-	59,  // 80: bough.v1.SubAgentFailed.usage:type_name -> bough.v1.Usage
-	59,  // 81: bough.v1.SubAgentFailed.tree_usage:type_name -> bough.v1.Usage
-	60,  // 82: bough.v1.SubAgentFailed.duration:type_name -> google.protobuf.Duration
-	61,  // 83: bough.v1.SubAgentFailed.end_reason:type_name -> bough.v1.EndReason
-	64,  // 84: bough.v1.SubAgentFailed.cancel_reason:type_name -> bough.v1.CancelReason
-	66,  // 85: bough.v1.LlmStarted.settings:type_name -> bough.v1.ModelSettings
-	1,   // 86: bough.v1.LlmRetrying.reason:type_name -> bough.v1.RetryReason
-	63,  // 87: bough.v1.LlmRetrying.error:type_name -> bough.v1.AgentError
-	60,  // 88: bough.v1.LlmRetrying.delay:type_name -> google.protobuf.Duration
-	59,  // 89: bough.v1.LlmRetrying.lost_usage:type_name -> bough.v1.Usage
-	67,  // 90: bough.v1.LlmCompleted.response:type_name -> bough.v1.LlmResponse
-	63,  // 91: bough.v1.LlmFailed.error:type_name -> bough.v1.AgentError
-	59,  // 92: bough.v1.LlmFailed.lost_usage:type_name -> bough.v1.Usage
-	68,  // 93: bough.v1.ToolStarted.call:type_name -> bough.v1.ToolCall
-	69,  // 94: bough.v1.ToolCompleted.result:type_name -> bough.v1.ToolResult
-	62,  // 95: bough.v1.ToolCompleted.action:type_name -> bough.v1.AgentAction
-	70,  // 96: bough.v1.ToolCompleted.state_changes:type_name -> bough.v1.SessionStateChange
-	69,  // 97: bough.v1.ToolFailed.result:type_name -> bough.v1.ToolResult
-	71,  // 98: bough.v1.StepCompleted.step:type_name -> bough.v1.AgentStep
-	71,  // 99: bough.v1.StepFailed.step:type_name -> bough.v1.AgentStep
-	63,  // 100: bough.v1.StepFailed.error:type_name -> bough.v1.AgentError
-	2,   // 101: bough.v1.ValueRecorded.kind:type_name -> bough.v1.ValueKind
-	63,  // 102: bough.v1.ValueRecorded.error:type_name -> bough.v1.AgentError
-	0,   // 103: bough.v1.RunResumed.cause:type_name -> bough.v1.ResumeCause
-	53,  // 104: bough.v1.RunResumed.deadline_time:type_name -> google.protobuf.Timestamp
-	72,  // 105: bough.v1.RunForked.origin:type_name -> bough.v1.ForkOrigin
-	73,  // 106: bough.v1.RunForked.changes:type_name -> bough.v1.ForkChanges
-	53,  // 107: bough.v1.RunForked.deadline_time:type_name -> google.protobuf.Timestamp
-	52,  // 108: bough.v1.RunForked.labels:type_name -> bough.v1.RunForked.LabelsEntry
-	4,   // 109: bough.v1.RunForked.definition_refs:type_name -> bough.v1.DefinitionRef
-	56,  // 110: bough.v1.RunForked.policy:type_name -> bough.v1.RunPolicy
-	57,  // 111: bough.v1.RunForked.mocks:type_name -> bough.v1.ToolMocks
-	58,  // 112: bough.v1.RunForked.evaluation:type_name -> bough.v1.EvaluationRef
-	74,  // 113: bough.v1.RunInterrupted.requests:type_name -> bough.v1.InputRequest
-	53,  // 114: bough.v1.RunInterrupted.request_times:type_name -> google.protobuf.Timestamp
-	74,  // 115: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
-	75,  // 116: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
-	64,  // 117: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
-	70,  // 118: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
-	55,  // 119: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
-	41,  // 120: bough.v1.NodeCompleted.updates:type_name -> bough.v1.ChannelUpdate
-	60,  // 121: bough.v1.NodeCompleted.duration:type_name -> google.protobuf.Duration
-	63,  // 122: bough.v1.NodeFailed.error:type_name -> bough.v1.AgentError
-	41,  // 123: bough.v1.NodeFailed.updates:type_name -> bough.v1.ChannelUpdate
-	60,  // 124: bough.v1.NodeFailed.duration:type_name -> google.protobuf.Duration
-	44,  // 125: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
-	44,  // 126: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
-	127, // [127:127] is the sub-list for method output_type
-	127, // [127:127] is the sub-list for method input_type
-	127, // [127:127] is the sub-list for extension type_name
-	127, // [127:127] is the sub-list for extension extendee
-	0,   // [0:127] is the sub-list for field type_name
+	6,   // 50: bough.v1.RunStarted.versions:type_name -> bough.v1.RunVersions
+	58,  // 51: bough.v1.RunStarted.mocks:type_name -> bough.v1.ToolMocks
+	59,  // 52: bough.v1.RunStarted.evaluation:type_name -> bough.v1.EvaluationRef
+	5,   // 53: bough.v1.RunStarted.tool_refs:type_name -> bough.v1.ToolRef
+	56,  // 54: bough.v1.RunCompleted.final_answer:type_name -> bough.v1.Message
+	60,  // 55: bough.v1.RunCompleted.usage:type_name -> bough.v1.Usage
+	60,  // 56: bough.v1.RunCompleted.tree_usage:type_name -> bough.v1.Usage
+	61,  // 57: bough.v1.RunCompleted.duration:type_name -> google.protobuf.Duration
+	62,  // 58: bough.v1.RunCompleted.end_reason:type_name -> bough.v1.EndReason
+	63,  // 59: bough.v1.RunCompleted.action:type_name -> bough.v1.AgentAction
+	64,  // 60: bough.v1.RunFailed.error:type_name -> bough.v1.AgentError
+	60,  // 61: bough.v1.RunFailed.usage:type_name -> bough.v1.Usage
+	60,  // 62: bough.v1.RunFailed.tree_usage:type_name -> bough.v1.Usage
+	61,  // 63: bough.v1.RunFailed.duration:type_name -> google.protobuf.Duration
+	62,  // 64: bough.v1.RunFailed.end_reason:type_name -> bough.v1.EndReason
+	64,  // 65: bough.v1.RunCancelled.error:type_name -> bough.v1.AgentError
+	60,  // 66: bough.v1.RunCancelled.usage:type_name -> bough.v1.Usage
+	60,  // 67: bough.v1.RunCancelled.tree_usage:type_name -> bough.v1.Usage
+	61,  // 68: bough.v1.RunCancelled.duration:type_name -> google.protobuf.Duration
+	62,  // 69: bough.v1.RunCancelled.end_reason:type_name -> bough.v1.EndReason
+	65,  // 70: bough.v1.RunCancelled.cancel_reason:type_name -> bough.v1.CancelReason
+	55,  // 71: bough.v1.SubAgentStarted.kind:type_name -> bough.v1.AgentKind
+	66,  // 72: bough.v1.SubAgentStarted.trigger:type_name -> bough.v1.InvocationTrigger
+	56,  // 73: bough.v1.SubAgentStarted.input:type_name -> bough.v1.Message
+	56,  // 74: bough.v1.SubAgentCompleted.output:type_name -> bough.v1.Message
+	60,  // 75: bough.v1.SubAgentCompleted.usage:type_name -> bough.v1.Usage
+	60,  // 76: bough.v1.SubAgentCompleted.tree_usage:type_name -> bough.v1.Usage
+	61,  // 77: bough.v1.SubAgentCompleted.duration:type_name -> google.protobuf.Duration
+	62,  // 78: bough.v1.SubAgentCompleted.end_reason:type_name -> bough.v1.EndReason
+	63,  // 79: bough.v1.SubAgentCompleted.action:type_name -> bough.v1.AgentAction
+	64,  // 80: bough.v1.SubAgentFailed.error:type_name -> bough.v1.AgentError
+	60,  // 81: bough.v1.SubAgentFailed.usage:type_name -> bough.v1.Usage
+	60,  // 82: bough.v1.SubAgentFailed.tree_usage:type_name -> bough.v1.Usage
+	61,  // 83: bough.v1.SubAgentFailed.duration:type_name -> google.protobuf.Duration
+	62,  // 84: bough.v1.SubAgentFailed.end_reason:type_name -> bough.v1.EndReason
+	65,  // 85: bough.v1.SubAgentFailed.cancel_reason:type_name -> bough.v1.CancelReason
+	67,  // 86: bough.v1.LlmStarted.settings:type_name -> bough.v1.ModelSettings
+	1,   // 87: bough.v1.LlmRetrying.reason:type_name -> bough.v1.RetryReason
+	64,  // 88: bough.v1.LlmRetrying.error:type_name -> bough.v1.AgentError
+	61,  // 89: bough.v1.LlmRetrying.delay:type_name -> google.protobuf.Duration
+	60,  // 90: bough.v1.LlmRetrying.lost_usage:type_name -> bough.v1.Usage
+	68,  // 91: bough.v1.LlmCompleted.response:type_name -> bough.v1.LlmResponse
+	64,  // 92: bough.v1.LlmFailed.error:type_name -> bough.v1.AgentError
+	60,  // 93: bough.v1.LlmFailed.lost_usage:type_name -> bough.v1.Usage
+	69,  // 94: bough.v1.ToolStarted.call:type_name -> bough.v1.ToolCall
+	70,  // 95: bough.v1.ToolCompleted.result:type_name -> bough.v1.ToolResult
+	63,  // 96: bough.v1.ToolCompleted.action:type_name -> bough.v1.AgentAction
+	71,  // 97: bough.v1.ToolCompleted.state_changes:type_name -> bough.v1.SessionStateChange
+	70,  // 98: bough.v1.ToolFailed.result:type_name -> bough.v1.ToolResult
+	72,  // 99: bough.v1.StepCompleted.step:type_name -> bough.v1.AgentStep
+	72,  // 100: bough.v1.StepFailed.step:type_name -> bough.v1.AgentStep
+	64,  // 101: bough.v1.StepFailed.error:type_name -> bough.v1.AgentError
+	2,   // 102: bough.v1.ValueRecorded.kind:type_name -> bough.v1.ValueKind
+	64,  // 103: bough.v1.ValueRecorded.error:type_name -> bough.v1.AgentError
+	0,   // 104: bough.v1.RunResumed.cause:type_name -> bough.v1.ResumeCause
+	54,  // 105: bough.v1.RunResumed.deadline_time:type_name -> google.protobuf.Timestamp
+	73,  // 106: bough.v1.RunForked.origin:type_name -> bough.v1.ForkOrigin
+	74,  // 107: bough.v1.RunForked.changes:type_name -> bough.v1.ForkChanges
+	54,  // 108: bough.v1.RunForked.deadline_time:type_name -> google.protobuf.Timestamp
+	53,  // 109: bough.v1.RunForked.labels:type_name -> bough.v1.RunForked.LabelsEntry
+	4,   // 110: bough.v1.RunForked.definition_refs:type_name -> bough.v1.DefinitionRef
+	57,  // 111: bough.v1.RunForked.policy:type_name -> bough.v1.RunPolicy
+	58,  // 112: bough.v1.RunForked.mocks:type_name -> bough.v1.ToolMocks
+	59,  // 113: bough.v1.RunForked.evaluation:type_name -> bough.v1.EvaluationRef
+	75,  // 114: bough.v1.RunInterrupted.requests:type_name -> bough.v1.InputRequest
+	54,  // 115: bough.v1.RunInterrupted.request_times:type_name -> google.protobuf.Timestamp
+	75,  // 116: bough.v1.InputRequested.request:type_name -> bough.v1.InputRequest
+	76,  // 117: bough.v1.InputReceived.answer:type_name -> bough.v1.InputAnswer
+	65,  // 118: bough.v1.CancelRequested.reason:type_name -> bough.v1.CancelReason
+	71,  // 119: bough.v1.SessionStateChanged.state_changes:type_name -> bough.v1.SessionStateChange
+	56,  // 120: bough.v1.HistoryCompacted.summary:type_name -> bough.v1.Message
+	42,  // 121: bough.v1.NodeCompleted.updates:type_name -> bough.v1.ChannelUpdate
+	61,  // 122: bough.v1.NodeCompleted.duration:type_name -> google.protobuf.Duration
+	64,  // 123: bough.v1.NodeFailed.error:type_name -> bough.v1.AgentError
+	42,  // 124: bough.v1.NodeFailed.updates:type_name -> bough.v1.ChannelUpdate
+	61,  // 125: bough.v1.NodeFailed.duration:type_name -> google.protobuf.Duration
+	45,  // 126: bough.v1.PlanMade.items:type_name -> bough.v1.PlanItem
+	45,  // 127: bough.v1.PlanRevised.items:type_name -> bough.v1.PlanItem
+	128, // [128:128] is the sub-list for method output_type
+	128, // [128:128] is the sub-list for method input_type
+	128, // [128:128] is the sub-list for extension type_name
+	128, // [128:128] is the sub-list for extension extendee
+	0,   // [0:128] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_event_proto_init() }
@@ -5132,24 +5222,24 @@ func file_bough_v1_event_proto_init() {
 		(*AgentEvent_PlanMade)(nil),
 		(*AgentEvent_PlanRevised)(nil),
 	}
-	file_bough_v1_event_proto_msgTypes[7].OneofWrappers = []any{}
-	file_bough_v1_event_proto_msgTypes[15].OneofWrappers = []any{}
-	file_bough_v1_event_proto_msgTypes[17].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[8].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[16].OneofWrappers = []any{}
 	file_bough_v1_event_proto_msgTypes[18].OneofWrappers = []any{}
-	file_bough_v1_event_proto_msgTypes[24].OneofWrappers = []any{
+	file_bough_v1_event_proto_msgTypes[19].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[25].OneofWrappers = []any{
 		(*ValueRecorded_ValueJson)(nil),
 		(*ValueRecorded_Error)(nil),
 	}
-	file_bough_v1_event_proto_msgTypes[37].OneofWrappers = []any{}
-	file_bough_v1_event_proto_msgTypes[39].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[38].OneofWrappers = []any{}
 	file_bough_v1_event_proto_msgTypes[40].OneofWrappers = []any{}
+	file_bough_v1_event_proto_msgTypes[41].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_event_proto_rawDesc), len(file_bough_v1_event_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

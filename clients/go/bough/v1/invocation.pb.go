@@ -471,7 +471,9 @@ type ToolInvocation struct {
 	// answered before a fork that brings mocks, which have numbers from 0 again.
 	MockIndex *int32 `protobuf:"varint,19,opt,name=mock_index,json=mockIndex,proto3,oneof" json:"mock_index,omitempty"`
 	// The fault that was injected into the call, as ToolStarted.fault_index; absent if there was none.
-	FaultIndex    *int32 `protobuf:"varint,20,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	FaultIndex *int32 `protobuf:"varint,20,opt,name=fault_index,json=faultIndex,proto3,oneof" json:"fault_index,omitempty"`
+	// The tool server that the call went to, as ToolStarted.server; empty for other tools, and if the call did not start.
+	Server        string `protobuf:"bytes,21,opt,name=server,proto3" json:"server,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -644,6 +646,13 @@ func (x *ToolInvocation) GetFaultIndex() int32 {
 		return *x.FaultIndex
 	}
 	return 0
+}
+
+func (x *ToolInvocation) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
 }
 
 // How often a fault of an evaluation was injected.
@@ -1299,7 +1308,7 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\x12session_state_json\x18\x18 \x01(\tR\x10sessionStateJson\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe5\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x06\n" +
 	"\x0eToolInvocation\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
@@ -1326,7 +1335,8 @@ const file_bough_v1_invocation_proto_rawDesc = "" +
 	"\n" +
 	"mock_index\x18\x13 \x01(\x05H\x01R\tmockIndex\x88\x01\x01\x12$\n" +
 	"\vfault_index\x18\x14 \x01(\x05H\x02R\n" +
-	"faultIndex\x88\x01\x01B\r\n" +
+	"faultIndex\x88\x01\x01\x12\x16\n" +
+	"\x06server\x18\x15 \x01(\tR\x06serverB\r\n" +
 	"\v_step_indexB\r\n" +
 	"\v_mock_indexB\x0e\n" +
 	"\f_fault_index\"8\n" +

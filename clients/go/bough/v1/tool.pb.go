@@ -11,6 +11,8 @@ package boughv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -24,8 +26,6 @@ const (
 )
 
 // Where the code of a tool is.
-//
-// Values 4 (MCP) and 5 (REMOTE) are reserved for a later version.
 type ToolSource int32
 
 const (
@@ -37,6 +37,10 @@ const (
 	ToolSource_TOOL_SOURCE_CODE ToolSource = 2
 	// The client runs it: a call becomes an InputRequest of kind CLIENT_TOOL, answered with a ToolOutcome.
 	ToolSource_TOOL_SOURCE_CLIENT ToolSource = 3
+	// A tool server of the operator's runs it, and is called by MCP.
+	ToolSource_TOOL_SOURCE_MCP ToolSource = 4
+	// A tool server of the operator's runs it, and is called by ToolService.
+	ToolSource_TOOL_SOURCE_REMOTE ToolSource = 5
 )
 
 // Enum value maps for ToolSource.
@@ -46,12 +50,16 @@ var (
 		1: "TOOL_SOURCE_BUILT_IN",
 		2: "TOOL_SOURCE_CODE",
 		3: "TOOL_SOURCE_CLIENT",
+		4: "TOOL_SOURCE_MCP",
+		5: "TOOL_SOURCE_REMOTE",
 	}
 	ToolSource_value = map[string]int32{
 		"TOOL_SOURCE_UNSPECIFIED": 0,
 		"TOOL_SOURCE_BUILT_IN":    1,
 		"TOOL_SOURCE_CODE":        2,
 		"TOOL_SOURCE_CLIENT":      3,
+		"TOOL_SOURCE_MCP":         4,
+		"TOOL_SOURCE_REMOTE":      5,
 	}
 )
 
@@ -82,6 +90,194 @@ func (ToolSource) EnumDescriptor() ([]byte, []int) {
 	return file_bough_v1_tool_proto_rawDescGZIP(), []int{0}
 }
 
+// What happens to a call that was running when its outcome became unknown: the server was lost, or its connection to a tool server
+// broke after the call had been sent.
+type ToolRecovery int32
+
+const (
+	// Not known, or the tool runs in the client.
+	ToolRecovery_TOOL_RECOVERY_UNSPECIFIED ToolRecovery = 0
+	// The call is made again, as its next attempt, under the same idempotency key.
+	ToolRecovery_TOOL_RECOVERY_RETRY ToolRecovery = 1
+	// The call fails.
+	ToolRecovery_TOOL_RECOVERY_FAIL ToolRecovery = 2
+	// The run asks, by an InputRequest of kind RECOVERY, whether it may be made again.
+	ToolRecovery_TOOL_RECOVERY_ASK ToolRecovery = 3
+)
+
+// Enum value maps for ToolRecovery.
+var (
+	ToolRecovery_name = map[int32]string{
+		0: "TOOL_RECOVERY_UNSPECIFIED",
+		1: "TOOL_RECOVERY_RETRY",
+		2: "TOOL_RECOVERY_FAIL",
+		3: "TOOL_RECOVERY_ASK",
+	}
+	ToolRecovery_value = map[string]int32{
+		"TOOL_RECOVERY_UNSPECIFIED": 0,
+		"TOOL_RECOVERY_RETRY":       1,
+		"TOOL_RECOVERY_FAIL":        2,
+		"TOOL_RECOVERY_ASK":         3,
+	}
+)
+
+func (x ToolRecovery) Enum() *ToolRecovery {
+	p := new(ToolRecovery)
+	*p = x
+	return p
+}
+
+func (x ToolRecovery) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ToolRecovery) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_tool_proto_enumTypes[1].Descriptor()
+}
+
+func (ToolRecovery) Type() protoreflect.EnumType {
+	return &file_bough_v1_tool_proto_enumTypes[1]
+}
+
+func (x ToolRecovery) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ToolRecovery.Descriptor instead.
+func (ToolRecovery) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{1}
+}
+
+// Whether the list of a tool server's tools can be read.
+type ToolServerState int32
+
+const (
+	// Unknown. A server never sends it.
+	ToolServerState_TOOL_SERVER_STATE_UNSPECIFIED ToolServerState = 0
+	// It has not answered yet.
+	ToolServerState_TOOL_SERVER_STATE_CONNECTING ToolServerState = 1
+	// It is connected, and its list has been read.
+	ToolServerState_TOOL_SERVER_STATE_READY ToolServerState = 2
+	// It cannot be reached, or its list cannot be read; `problem` says why. It is tried again, at least every 30 seconds.
+	ToolServerState_TOOL_SERVER_STATE_UNAVAILABLE ToolServerState = 3
+)
+
+// Enum value maps for ToolServerState.
+var (
+	ToolServerState_name = map[int32]string{
+		0: "TOOL_SERVER_STATE_UNSPECIFIED",
+		1: "TOOL_SERVER_STATE_CONNECTING",
+		2: "TOOL_SERVER_STATE_READY",
+		3: "TOOL_SERVER_STATE_UNAVAILABLE",
+	}
+	ToolServerState_value = map[string]int32{
+		"TOOL_SERVER_STATE_UNSPECIFIED": 0,
+		"TOOL_SERVER_STATE_CONNECTING":  1,
+		"TOOL_SERVER_STATE_READY":       2,
+		"TOOL_SERVER_STATE_UNAVAILABLE": 3,
+	}
+)
+
+func (x ToolServerState) Enum() *ToolServerState {
+	p := new(ToolServerState)
+	*p = x
+	return p
+}
+
+func (x ToolServerState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ToolServerState) Descriptor() protoreflect.EnumDescriptor {
+	return file_bough_v1_tool_proto_enumTypes[2].Descriptor()
+}
+
+func (ToolServerState) Type() protoreflect.EnumType {
+	return &file_bough_v1_tool_proto_enumTypes[2]
+}
+
+func (x ToolServerState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ToolServerState.Descriptor instead.
+func (ToolServerState) EnumDescriptor() ([]byte, []int) {
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{2}
+}
+
+// What a tool server says about the effects of a tool. Nothing checks it; absent if the server does not say.
+type ToolHints struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the tool changes nothing.
+	ReadOnly *bool `protobuf:"varint,1,opt,name=read_only,json=readOnly,proto3,oneof" json:"read_only,omitempty"`
+	// Whether the tool may delete or overwrite something.
+	Destructive *bool `protobuf:"varint,2,opt,name=destructive,proto3,oneof" json:"destructive,omitempty"`
+	// Whether a repetition of a call changes nothing more.
+	Idempotent *bool `protobuf:"varint,3,opt,name=idempotent,proto3,oneof" json:"idempotent,omitempty"`
+	// Whether the tool reaches things that its server does not own, such as the web.
+	OpenWorld     *bool `protobuf:"varint,4,opt,name=open_world,json=openWorld,proto3,oneof" json:"open_world,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolHints) Reset() {
+	*x = ToolHints{}
+	mi := &file_bough_v1_tool_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolHints) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolHints) ProtoMessage() {}
+
+func (x *ToolHints) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_tool_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolHints.ProtoReflect.Descriptor instead.
+func (*ToolHints) Descriptor() ([]byte, []int) {
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ToolHints) GetReadOnly() bool {
+	if x != nil && x.ReadOnly != nil {
+		return *x.ReadOnly
+	}
+	return false
+}
+
+func (x *ToolHints) GetDestructive() bool {
+	if x != nil && x.Destructive != nil {
+		return *x.Destructive
+	}
+	return false
+}
+
+func (x *ToolHints) GetIdempotent() bool {
+	if x != nil && x.Idempotent != nil {
+		return *x.Idempotent
+	}
+	return false
+}
+
+func (x *ToolHints) GetOpenWorld() bool {
+	if x != nil && x.OpenWorld != nil {
+		return *x.OpenWorld
+	}
+	return false
+}
+
 // A tool that agent definitions may name.
 type ToolInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -95,13 +291,30 @@ type ToolInfo struct {
 	Source ToolSource `protobuf:"varint,4,opt,name=source,proto3,enum=bough.v1.ToolSource" json:"source,omitempty"`
 	// Whether every call waits for an approval. False if only some do, or if only an agent's ToolLink asks for it.
 	RequiresApproval bool `protobuf:"varint,5,opt,name=requires_approval,json=requiresApproval,proto3" json:"requires_approval,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The tool server that has it, as ToolLink.server names it; empty for tools of the server itself and of clients.
+	Server string `protobuf:"bytes,6,opt,name=server,proto3" json:"server,omitempty"`
+	// The name of the tool at its tool server, of which `name` was made; empty without a tool server.
+	ServerToolName string `protobuf:"bytes,7,opt,name=server_tool_name,json=serverToolName,proto3" json:"server_tool_name,omitempty"`
+	// What its tool server says about its effects; unset without a tool server.
+	Hints *ToolHints `protobuf:"bytes,8,opt,name=hints,proto3" json:"hints,omitempty"`
+	// JSON Schema of the structured part of its results, as text; empty for none.
+	OutputSchemaJson string `protobuf:"bytes,9,opt,name=output_schema_json,json=outputSchemaJson,proto3" json:"output_schema_json,omitempty"`
+	// What happens to a call whose outcome is unknown. UNSPECIFIED for tools that run in the client.
+	OnRecovery ToolRecovery `protobuf:"varint,10,opt,name=on_recovery,json=onRecovery,proto3,enum=bough.v1.ToolRecovery" json:"on_recovery,omitempty"`
+	// SHA-256, as hex, of what models and reviewers see of a tool of a tool server: the server, name, description and schemas. For the
+	// operator's Python tools, of name, description and schema; empty for built-in tools.
+	Digest string `protobuf:"bytes,11,opt,name=digest,proto3" json:"digest,omitempty"`
+	// How long a call may take if no ToolLink says otherwise; unset for any time.
+	Timeout *durationpb.Duration `protobuf:"bytes,12,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// The group of callers that approve its calls. Empty: the user of the run, and callers with the role ADMIN.
+	ApproverGroup string `protobuf:"bytes,13,opt,name=approver_group,json=approverGroup,proto3" json:"approver_group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolInfo) Reset() {
 	*x = ToolInfo{}
-	mi := &file_bough_v1_tool_proto_msgTypes[0]
+	mi := &file_bough_v1_tool_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -113,7 +326,7 @@ func (x *ToolInfo) String() string {
 func (*ToolInfo) ProtoMessage() {}
 
 func (x *ToolInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_bough_v1_tool_proto_msgTypes[0]
+	mi := &file_bough_v1_tool_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -126,7 +339,7 @@ func (x *ToolInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolInfo.ProtoReflect.Descriptor instead.
 func (*ToolInfo) Descriptor() ([]byte, []int) {
-	return file_bough_v1_tool_proto_rawDescGZIP(), []int{0}
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *ToolInfo) GetName() string {
@@ -164,23 +377,401 @@ func (x *ToolInfo) GetRequiresApproval() bool {
 	return false
 }
 
+func (x *ToolInfo) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *ToolInfo) GetServerToolName() string {
+	if x != nil {
+		return x.ServerToolName
+	}
+	return ""
+}
+
+func (x *ToolInfo) GetHints() *ToolHints {
+	if x != nil {
+		return x.Hints
+	}
+	return nil
+}
+
+func (x *ToolInfo) GetOutputSchemaJson() string {
+	if x != nil {
+		return x.OutputSchemaJson
+	}
+	return ""
+}
+
+func (x *ToolInfo) GetOnRecovery() ToolRecovery {
+	if x != nil {
+		return x.OnRecovery
+	}
+	return ToolRecovery_TOOL_RECOVERY_UNSPECIFIED
+}
+
+func (x *ToolInfo) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ToolInfo) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *ToolInfo) GetApproverGroup() string {
+	if x != nil {
+		return x.ApproverGroup
+	}
+	return ""
+}
+
+// A tool as a ToolService describes it.
+type ToolDefinition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, unique at its server: 1 to 512 characters. Agents call it by a name that is made of it, as ToolInfo.name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What the tool does, in the words that models read. At most 8 KiB are kept.
+	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// JSON Schema of the arguments, as text: of an object, at most 64 KiB, with patterns that RE2 takes.
+	InputSchemaJson string `protobuf:"bytes,3,opt,name=input_schema_json,json=inputSchemaJson,proto3" json:"input_schema_json,omitempty"`
+	// JSON Schema of the first part of its results that is data, as text; empty for none. Bounded as the other.
+	OutputSchemaJson string `protobuf:"bytes,4,opt,name=output_schema_json,json=outputSchemaJson,proto3" json:"output_schema_json,omitempty"`
+	// What it says about its effects. The operator may decide not to trust it.
+	Hints *ToolHints `protobuf:"bytes,5,opt,name=hints,proto3" json:"hints,omitempty"`
+	// How long a call may take; unset for what the operator says.
+	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// What happens to a call whose outcome is unknown, if the operator does not say. UNSPECIFIED: RETRY, since calls with an equal key
+	// have an equal outcome.
+	OnRecovery ToolRecovery `protobuf:"varint,7,opt,name=on_recovery,json=onRecovery,proto3,enum=bough.v1.ToolRecovery" json:"on_recovery,omitempty"`
+	// Whether every call must be approved. The operator may ask for approvals of other tools too.
+	RequiresApproval bool `protobuf:"varint,8,opt,name=requires_approval,json=requiresApproval,proto3" json:"requires_approval,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ToolDefinition) Reset() {
+	*x = ToolDefinition{}
+	mi := &file_bough_v1_tool_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolDefinition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolDefinition) ProtoMessage() {}
+
+func (x *ToolDefinition) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_tool_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolDefinition.ProtoReflect.Descriptor instead.
+func (*ToolDefinition) Descriptor() ([]byte, []int) {
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ToolDefinition) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetInputSchemaJson() string {
+	if x != nil {
+		return x.InputSchemaJson
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetOutputSchemaJson() string {
+	if x != nil {
+		return x.OutputSchemaJson
+	}
+	return ""
+}
+
+func (x *ToolDefinition) GetHints() *ToolHints {
+	if x != nil {
+		return x.Hints
+	}
+	return nil
+}
+
+func (x *ToolDefinition) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *ToolDefinition) GetOnRecovery() ToolRecovery {
+	if x != nil {
+		return x.OnRecovery
+	}
+	return ToolRecovery_TOOL_RECOVERY_UNSPECIFIED
+}
+
+func (x *ToolDefinition) GetRequiresApproval() bool {
+	if x != nil {
+		return x.RequiresApproval
+	}
+	return false
+}
+
+// A tool of a tool server that is not offered to agents.
+type RefusedTool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name at its tool server.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Why it is not offered, and what to do, in a sentence.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedTool) Reset() {
+	*x = RefusedTool{}
+	mi := &file_bough_v1_tool_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedTool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedTool) ProtoMessage() {}
+
+func (x *RefusedTool) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_tool_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedTool.ProtoReflect.Descriptor instead.
+func (*RefusedTool) Descriptor() ([]byte, []int) {
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RefusedTool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RefusedTool) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// A tool server that the operator has configured.
+type ToolServerInfo struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, which ToolLink.server refers to.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How it is called: "mcp" or "grpc".
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Whether this server is connected to it. Others may have another state.
+	State ToolServerState `protobuf:"varint,3,opt,name=state,proto3,enum=bough.v1.ToolServerState" json:"state,omitempty"`
+	// Why it is not READY, or why its list could not be read again, in a sentence; empty if nothing is wrong.
+	Problem string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	// How many of its tools are offered to agents.
+	ToolCount int32 `protobuf:"varint,5,opt,name=tool_count,json=toolCount,proto3" json:"tool_count,omitempty"`
+	// Those of its tools that are not offered, by name: the first 100.
+	Refused []*RefusedTool `protobuf:"bytes,6,rep,name=refused,proto3" json:"refused,omitempty"`
+	// When its list was read last; unset if it was not.
+	ListTime      *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=list_time,json=listTime,proto3" json:"list_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolServerInfo) Reset() {
+	*x = ToolServerInfo{}
+	mi := &file_bough_v1_tool_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolServerInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolServerInfo) ProtoMessage() {}
+
+func (x *ToolServerInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_bough_v1_tool_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolServerInfo.ProtoReflect.Descriptor instead.
+func (*ToolServerInfo) Descriptor() ([]byte, []int) {
+	return file_bough_v1_tool_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ToolServerInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolServerInfo) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ToolServerInfo) GetState() ToolServerState {
+	if x != nil {
+		return x.State
+	}
+	return ToolServerState_TOOL_SERVER_STATE_UNSPECIFIED
+}
+
+func (x *ToolServerInfo) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *ToolServerInfo) GetToolCount() int32 {
+	if x != nil {
+		return x.ToolCount
+	}
+	return 0
+}
+
+func (x *ToolServerInfo) GetRefused() []*RefusedTool {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+func (x *ToolServerInfo) GetListTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ListTime
+	}
+	return nil
+}
+
 var File_bough_v1_tool_proto protoreflect.FileDescriptor
 
 const file_bough_v1_tool_proto_rawDesc = "" +
 	"\n" +
-	"\x13bough/v1/tool.proto\x12\bbough.v1\"\xc7\x01\n" +
+	"\x13bough/v1/tool.proto\x12\bbough.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\x01\n" +
+	"\tToolHints\x12 \n" +
+	"\tread_only\x18\x01 \x01(\bH\x00R\breadOnly\x88\x01\x01\x12%\n" +
+	"\vdestructive\x18\x02 \x01(\bH\x01R\vdestructive\x88\x01\x01\x12#\n" +
+	"\n" +
+	"idempotent\x18\x03 \x01(\bH\x02R\n" +
+	"idempotent\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"open_world\x18\x04 \x01(\bH\x03R\topenWorld\x88\x01\x01B\f\n" +
+	"\n" +
+	"_read_onlyB\x0e\n" +
+	"\f_destructiveB\r\n" +
+	"\v_idempotentB\r\n" +
+	"\v_open_world\"\x8f\x04\n" +
 	"\bToolInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12*\n" +
 	"\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12,\n" +
 	"\x06source\x18\x04 \x01(\x0e2\x14.bough.v1.ToolSourceR\x06source\x12+\n" +
-	"\x11requires_approval\x18\x05 \x01(\bR\x10requiresApproval*q\n" +
+	"\x11requires_approval\x18\x05 \x01(\bR\x10requiresApproval\x12\x16\n" +
+	"\x06server\x18\x06 \x01(\tR\x06server\x12(\n" +
+	"\x10server_tool_name\x18\a \x01(\tR\x0eserverToolName\x12)\n" +
+	"\x05hints\x18\b \x01(\v2\x13.bough.v1.ToolHintsR\x05hints\x12,\n" +
+	"\x12output_schema_json\x18\t \x01(\tR\x10outputSchemaJson\x127\n" +
+	"\von_recovery\x18\n" +
+	" \x01(\x0e2\x16.bough.v1.ToolRecoveryR\n" +
+	"onRecovery\x12\x16\n" +
+	"\x06digest\x18\v \x01(\tR\x06digest\x123\n" +
+	"\atimeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12%\n" +
+	"\x0eapprover_group\x18\r \x01(\tR\rapproverGroup\"\xe6\x02\n" +
+	"\x0eToolDefinition\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12*\n" +
+	"\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12,\n" +
+	"\x12output_schema_json\x18\x04 \x01(\tR\x10outputSchemaJson\x12)\n" +
+	"\x05hints\x18\x05 \x01(\v2\x13.bough.v1.ToolHintsR\x05hints\x123\n" +
+	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x127\n" +
+	"\von_recovery\x18\a \x01(\x0e2\x16.bough.v1.ToolRecoveryR\n" +
+	"onRecovery\x12+\n" +
+	"\x11requires_approval\x18\b \x01(\bR\x10requiresApproval\"9\n" +
+	"\vRefusedTool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x8c\x02\n" +
+	"\x0eToolServerInfo\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12/\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x19.bough.v1.ToolServerStateR\x05state\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\x12\x1d\n" +
+	"\n" +
+	"tool_count\x18\x05 \x01(\x05R\ttoolCount\x12/\n" +
+	"\arefused\x18\x06 \x03(\v2\x15.bough.v1.RefusedToolR\arefused\x127\n" +
+	"\tlist_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\blistTime*\x9e\x01\n" +
 	"\n" +
 	"ToolSource\x12\x1b\n" +
 	"\x17TOOL_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14TOOL_SOURCE_BUILT_IN\x10\x01\x12\x14\n" +
 	"\x10TOOL_SOURCE_CODE\x10\x02\x12\x16\n" +
-	"\x12TOOL_SOURCE_CLIENT\x10\x03BS\n" +
+	"\x12TOOL_SOURCE_CLIENT\x10\x03\x12\x13\n" +
+	"\x0fTOOL_SOURCE_MCP\x10\x04\x12\x16\n" +
+	"\x12TOOL_SOURCE_REMOTE\x10\x05*u\n" +
+	"\fToolRecovery\x12\x1d\n" +
+	"\x19TOOL_RECOVERY_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13TOOL_RECOVERY_RETRY\x10\x01\x12\x16\n" +
+	"\x12TOOL_RECOVERY_FAIL\x10\x02\x12\x15\n" +
+	"\x11TOOL_RECOVERY_ASK\x10\x03*\x96\x01\n" +
+	"\x0fToolServerState\x12!\n" +
+	"\x1dTOOL_SERVER_STATE_UNSPECIFIED\x10\x00\x12 \n" +
+	"\x1cTOOL_SERVER_STATE_CONNECTING\x10\x01\x12\x1b\n" +
+	"\x17TOOL_SERVER_STATE_READY\x10\x02\x12!\n" +
+	"\x1dTOOL_SERVER_STATE_UNAVAILABLE\x10\x03BS\n" +
 	"\fdev.bough.v1B\tToolProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3"
 
 var (
@@ -195,19 +786,36 @@ func file_bough_v1_tool_proto_rawDescGZIP() []byte {
 	return file_bough_v1_tool_proto_rawDescData
 }
 
-var file_bough_v1_tool_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_bough_v1_tool_proto_msgTypes = make([]protoimpl.MessageInfo, 1)
+var file_bough_v1_tool_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_bough_v1_tool_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_bough_v1_tool_proto_goTypes = []any{
-	(ToolSource)(0),  // 0: bough.v1.ToolSource
-	(*ToolInfo)(nil), // 1: bough.v1.ToolInfo
+	(ToolSource)(0),               // 0: bough.v1.ToolSource
+	(ToolRecovery)(0),             // 1: bough.v1.ToolRecovery
+	(ToolServerState)(0),          // 2: bough.v1.ToolServerState
+	(*ToolHints)(nil),             // 3: bough.v1.ToolHints
+	(*ToolInfo)(nil),              // 4: bough.v1.ToolInfo
+	(*ToolDefinition)(nil),        // 5: bough.v1.ToolDefinition
+	(*RefusedTool)(nil),           // 6: bough.v1.RefusedTool
+	(*ToolServerInfo)(nil),        // 7: bough.v1.ToolServerInfo
+	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
 }
 var file_bough_v1_tool_proto_depIdxs = []int32{
-	0, // 0: bough.v1.ToolInfo.source:type_name -> bough.v1.ToolSource
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	0,  // 0: bough.v1.ToolInfo.source:type_name -> bough.v1.ToolSource
+	3,  // 1: bough.v1.ToolInfo.hints:type_name -> bough.v1.ToolHints
+	1,  // 2: bough.v1.ToolInfo.on_recovery:type_name -> bough.v1.ToolRecovery
+	8,  // 3: bough.v1.ToolInfo.timeout:type_name -> google.protobuf.Duration
+	3,  // 4: bough.v1.ToolDefinition.hints:type_name -> bough.v1.ToolHints
+	8,  // 5: bough.v1.ToolDefinition.timeout:type_name -> google.protobuf.Duration
+	1,  // 6: bough.v1.ToolDefinition.on_recovery:type_name -> bough.v1.ToolRecovery
+	2,  // 7: bough.v1.ToolServerInfo.state:type_name -> bough.v1.ToolServerState
+	6,  // 8: bough.v1.ToolServerInfo.refused:type_name -> bough.v1.RefusedTool
+	9,  // 9: bough.v1.ToolServerInfo.list_time:type_name -> google.protobuf.Timestamp
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_bough_v1_tool_proto_init() }
@@ -215,13 +823,14 @@ func file_bough_v1_tool_proto_init() {
 	if File_bough_v1_tool_proto != nil {
 		return
 	}
+	file_bough_v1_tool_proto_msgTypes[0].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bough_v1_tool_proto_rawDesc), len(file_bough_v1_tool_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   1,
+			NumEnums:      3,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1205,12 +1205,19 @@ class ToolLink(_message.Message):
     MAX_CALLS_PER_RUN_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     REQUIRES_APPROVAL_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name: a built-in tool or one that the operator registered."""
+    """The tool's name: a built-in tool, one that the operator registered, or one of a tool server. Exactly one of `name` and `server`
+    is set.
+    """
     max_calls_per_run: _builtins.int
     """How many times this agent may call it in one run; after that it is no longer offered. Default: no limit."""
     requires_approval: _builtins.bool
     """Whether every call waits for an approval, even if the tool itself needs none."""
+    server: _builtins.str
+    """A tool server: the link is to all tools that it offers when the run starts, except those that the same list names. The other
+    fields hold for each of them.
+    """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long a call may take. Default: the tool's own timeout."""
@@ -1222,10 +1229,11 @@ class ToolLink(_message.Message):
         max_calls_per_run: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         requires_approval: _builtins.bool = ...,
+        server: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run", "max_calls_per_run", b"max_calls_per_run", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run", "max_calls_per_run", b"max_calls_per_run", "name", b"name", "requires_approval", b"requires_approval", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run", "max_calls_per_run", b"max_calls_per_run", "name", b"name", "requires_approval", b"requires_approval", "server", b"server", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_calls_per_run: _TypeAlias = _typing.Literal["max_calls_per_run"]  # noqa: Y015
     _WhichOneofArgType__max_calls_per_run: _TypeAlias = _typing.Literal["_max_calls_per_run", b"_max_calls_per_run"]  # noqa: Y015

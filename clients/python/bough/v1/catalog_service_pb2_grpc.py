@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CatalogServiceStub:
-    """Lists, checks and stores agents; lists tools and models.
+    """Lists, checks and stores agents; lists tools, tool servers and models.
 
     Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
     only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -73,6 +73,11 @@ class CatalogServiceStub:
                 request_serializer=bough_dot_v1_dot_catalog__service__pb2.ListToolsRequest.SerializeToString,
                 response_deserializer=bough_dot_v1_dot_catalog__service__pb2.ListToolsResponse.FromString,
                 _registered_method=True)
+        self.ListToolServers = channel.unary_unary(
+                '/bough.v1.CatalogService/ListToolServers',
+                request_serializer=bough_dot_v1_dot_catalog__service__pb2.ListToolServersRequest.SerializeToString,
+                response_deserializer=bough_dot_v1_dot_catalog__service__pb2.ListToolServersResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/bough.v1.CatalogService/ListModels',
                 request_serializer=bough_dot_v1_dot_catalog__service__pb2.ListModelsRequest.SerializeToString,
@@ -81,7 +86,7 @@ class CatalogServiceStub:
 
 
 class CatalogServiceServicer:
-    """Lists, checks and stores agents; lists tools and models.
+    """Lists, checks and stores agents; lists tools, tool servers and models.
 
     Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
     only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -143,6 +148,13 @@ class CatalogServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListToolServers(self, request, context):
+        """Lists the tool servers whose tools definitions may name, by name, as this server sees them now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that definitions may name, by name.
         """
@@ -188,6 +200,11 @@ def add_CatalogServiceServicer_to_server(servicer, server):
                     request_deserializer=bough_dot_v1_dot_catalog__service__pb2.ListToolsRequest.FromString,
                     response_serializer=bough_dot_v1_dot_catalog__service__pb2.ListToolsResponse.SerializeToString,
             ),
+            'ListToolServers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListToolServers,
+                    request_deserializer=bough_dot_v1_dot_catalog__service__pb2.ListToolServersRequest.FromString,
+                    response_serializer=bough_dot_v1_dot_catalog__service__pb2.ListToolServersResponse.SerializeToString,
+            ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
                     request_deserializer=bough_dot_v1_dot_catalog__service__pb2.ListModelsRequest.FromString,
@@ -202,7 +219,7 @@ def add_CatalogServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CatalogService:
-    """Lists, checks and stores agents; lists tools and models.
+    """Lists, checks and stores agents; lists tools, tool servers and models.
 
     Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
     only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -387,6 +404,33 @@ class CatalogService:
             '/bough.v1.CatalogService/ListTools',
             bough_dot_v1_dot_catalog__service__pb2.ListToolsRequest.SerializeToString,
             bough_dot_v1_dot_catalog__service__pb2.ListToolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListToolServers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bough.v1.CatalogService/ListToolServers',
+            bough_dot_v1_dot_catalog__service__pb2.ListToolServersRequest.SerializeToString,
+            bough_dot_v1_dot_catalog__service__pb2.ListToolServersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CatalogServiceStub:
-    """Lists, checks and stores agents; lists tools and models.
+    """Lists, checks and stores agents; lists tools, tool servers and models.
 
     Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
     only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -62,12 +62,14 @@ class CatalogServiceStub:
     """
     ListTools: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListToolsRequest, _catalog_service_pb2.ListToolsResponse]
     """Lists the tools that definitions may name, by name."""
+    ListToolServers: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListToolServersRequest, _catalog_service_pb2.ListToolServersResponse]
+    """Lists the tool servers whose tools definitions may name, by name, as this server sees them now."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListModelsRequest, _catalog_service_pb2.ListModelsResponse]
     """Lists the models that definitions may name, by name."""
 
 @_typing.type_check_only
 class CatalogServiceAsyncStub(CatalogServiceStub):
-    """Lists, checks and stores agents; lists tools and models.
+    """Lists, checks and stores agents; lists tools, tool servers and models.
 
     Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
     only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -99,11 +101,13 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """
     ListTools: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListToolsRequest, _catalog_service_pb2.ListToolsResponse]  # type: ignore[assignment]
     """Lists the tools that definitions may name, by name."""
+    ListToolServers: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListToolServersRequest, _catalog_service_pb2.ListToolServersResponse]  # type: ignore[assignment]
+    """Lists the tool servers whose tools definitions may name, by name, as this server sees them now."""
     ListModels: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListModelsRequest, _catalog_service_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that definitions may name, by name."""
 
 class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lists, checks and stores agents; lists tools and models.
+    """Lists, checks and stores agents; lists tools, tool servers and models.
 
     Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
     only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -175,6 +179,14 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_catalog_service_pb2.ListToolsResponse, _abc.Awaitable[_catalog_service_pb2.ListToolsResponse]]:
         """Lists the tools that definitions may name, by name."""
+
+    @_abc_1.abstractmethod
+    def ListToolServers(
+        self,
+        request: _catalog_service_pb2.ListToolServersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.ListToolServersResponse, _abc.Awaitable[_catalog_service_pb2.ListToolServersResponse]]:
+        """Lists the tool servers whose tools definitions may name, by name, as this server sees them now."""
 
     @_abc_1.abstractmethod
     def ListModels(

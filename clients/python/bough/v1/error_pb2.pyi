@@ -186,6 +186,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A graph cannot continue: no branch chose a target, or nothing leads on. The message names the last nodes."""
     ERROR_REASON_CHANNEL_CONFLICT: _ErrorReason.ValueType  # 65
     """Several visits of one superstep replaced the value of a graph's channel. The message names the channel and the nodes."""
+    ERROR_REASON_TOOL_SERVER_UNAVAILABLE: _ErrorReason.ValueType  # 66
+    """The tool server could not be reached within the call's timeout, or refused the call before it did anything. The tool did not run."""
+    ERROR_REASON_TOOL_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 67
+    """The call was sent to the tool, and it is unknown whether it took effect: the server was lost, or its connection to the tool
+    server broke. The tool's ToolRecovery forbids another attempt, or those have failed in the same way.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something failed. In events it is AgentError.reason. On a failed call its name without the prefix is
@@ -359,6 +365,12 @@ ERROR_REASON_NO_ROUTE: ErrorReason.ValueType  # 64
 """A graph cannot continue: no branch chose a target, or nothing leads on. The message names the last nodes."""
 ERROR_REASON_CHANNEL_CONFLICT: ErrorReason.ValueType  # 65
 """Several visits of one superstep replaced the value of a graph's channel. The message names the channel and the nodes."""
+ERROR_REASON_TOOL_SERVER_UNAVAILABLE: ErrorReason.ValueType  # 66
+"""The tool server could not be reached within the call's timeout, or refused the call before it did anything. The tool did not run."""
+ERROR_REASON_TOOL_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 67
+"""The call was sent to the tool, and it is unknown whether it took effect: the server was lost, or its connection to the tool
+server broke. The tool's ToolRecovery forbids another attempt, or those have failed in the same way.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

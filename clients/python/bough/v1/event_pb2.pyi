@@ -498,6 +498,36 @@ class DefinitionRef(_message.Message):
 Global___DefinitionRef: _TypeAlias = DefinitionRef  # noqa: Y015
 
 @_typing.final
+class ToolRef(_message.Message):
+    """A tool of a tool server that a run can call. The run keeps it as it was when the run started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name under which agents call it."""
+    server: _builtins.str
+    """The tool server that has it."""
+    revision: _builtins.str
+    """What it was then, by content hash. Opaque."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        server: _builtins.str = ...,
+        revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "revision", b"revision", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolRef: _TypeAlias = ToolRef  # noqa: Y015
+
+@_typing.final
 class RunVersions(_message.Message):
     """What a run started with, by content hash. Opaque: compare, never parse."""
 
@@ -595,7 +625,7 @@ class RunVersions(_message.Message):
     """The hash of the price list."""
     @_builtins.property
     def tools(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Tool name to the hash of its schema."""
+        """Tool name to the hash of its description and schemas, as ToolInfo.digest."""
 
     @_builtins.property
     def models(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -678,6 +708,7 @@ class RunStarted(_message.Message):
     MOCKS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
+    TOOL_REFS_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The root's invocation id, which is also this event's."""
     key_root: _builtins.str
@@ -746,6 +777,10 @@ class RunStarted(_message.Message):
     def evaluation(self) -> _evaluation_ref_pb2.EvaluationRef:
         """What the run is in the evaluation, or in the call of ScoreInvocations, that started it; unset if none did."""
 
+    @_builtins.property
+    def tool_refs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolRef]:
+        """The tools of tool servers that the run can call, sorted by name."""
+
     def __init__(
         self,
         *,
@@ -769,10 +804,11 @@ class RunStarted(_message.Message):
         mocks: _eval_set_pb2.ToolMocks | None = ...,
         evaluation: _evaluation_ref_pb2.EvaluationRef | None = ...,
         tenant_id: _builtins.str = ...,
+        tool_refs: _abc.Iterable[Global___ToolRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "evaluation", b"evaluation", "input", b"input", "mocks", b"mocks", "policy", b"policy", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "tenant_id", b"tenant_id", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deadline_time", b"deadline_time", "definition_refs", b"definition_refs", "evaluation", b"evaluation", "input", b"input", "invocation_id", b"invocation_id", "key_root", b"key_root", "kind", b"kind", "labels", b"labels", "mocks", b"mocks", "policy", b"policy", "request_digest", b"request_digest", "request_id", b"request_id", "run_path", b"run_path", "session_cut", b"session_cut", "starts_with", b"starts_with", "state_json", b"state_json", "tenant_id", b"tenant_id", "tool_refs", b"tool_refs", "user_id", b"user_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1424,12 +1460,15 @@ class ToolStarted(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     MOCK_INDEX_FIELD_NUMBER: _builtins.int
     FAULT_INDEX_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """Identical for every attempt of this call. Pass it to external APIs to make retries idempotent."""
     mock_index: _builtins.int
     """The mock that answers instead of the tool, by its number in ToolMocks.tools of the run; absent if the tool runs."""
     fault_index: _builtins.int
     """The fault that an evaluation injects into the call, by its number in ToolMocks.faults of the run; absent for none."""
+    server: _builtins.str
+    """The tool server that the call goes to; empty for other tools."""
     @_builtins.property
     def call(self) -> _message_pb2.ToolCall:
         """The call, with the arguments that the tool gets."""
@@ -1441,10 +1480,11 @@ class ToolStarted(_message.Message):
         idempotency_key: _builtins.str = ...,
         mock_index: _builtins.int | None = ...,
         fault_index: _builtins.int | None = ...,
+        server: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "call", b"call", "fault_index", b"fault_index", "mock_index", b"mock_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "call", b"call", "fault_index", b"fault_index", "idempotency_key", b"idempotency_key", "mock_index", b"mock_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "call", b"call", "fault_index", b"fault_index", "idempotency_key", b"idempotency_key", "mock_index", b"mock_index", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
     _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015

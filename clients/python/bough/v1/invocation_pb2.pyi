@@ -301,6 +301,7 @@ class ToolInvocation(_message.Message):
     EXECUTED_ARGUMENTS_TRUNCATED_FIELD_NUMBER: _builtins.int
     MOCK_INDEX_FIELD_NUMBER: _builtins.int
     FAULT_INDEX_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call's id, unique in its invocation."""
     name: _builtins.str
@@ -341,6 +342,8 @@ class ToolInvocation(_message.Message):
     """
     fault_index: _builtins.int
     """The fault that was injected into the call, as ToolStarted.fault_index; absent if there was none."""
+    server: _builtins.str
+    """The tool server that the call went to, as ToolStarted.server; empty for other tools, and if the call did not start."""
     @_builtins.property
     def error(self) -> _error_pb2.AgentError:
         """Why it failed; unset in any other state."""
@@ -376,10 +379,11 @@ class ToolInvocation(_message.Message):
         executed_arguments_truncated: _builtins.bool = ...,
         mock_index: _builtins.int | None = ...,
         fault_index: _builtins.int | None = ...,
+        server: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "_step_index", b"_step_index", "end_time", b"end_time", "error", b"error", "fault_index", b"fault_index", "mock_index", b"mock_index", "start_time", b"start_time", "step_index", b"step_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "_step_index", b"_step_index", "agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "executed_arguments_json", b"executed_arguments_json", "executed_arguments_truncated", b"executed_arguments_truncated", "fault_index", b"fault_index", "invocation_id", b"invocation_id", "mock_index", b"mock_index", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "step_id", b"step_id", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index", "_mock_index", b"_mock_index", "_step_index", b"_step_index", "agent", b"agent", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_id", b"call_id", "child_invocation_id", b"child_invocation_id", "end_time", b"end_time", "error", b"error", "executed_arguments_json", b"executed_arguments_json", "executed_arguments_truncated", b"executed_arguments_truncated", "fault_index", b"fault_index", "invocation_id", b"invocation_id", "mock_index", b"mock_index", "name", b"name", "result_json", b"result_json", "result_truncated", b"result_truncated", "sequence", b"sequence", "server", b"server", "start_time", b"start_time", "state", b"state", "step_id", b"step_id", "step_index", b"step_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fault_index: _TypeAlias = _typing.Literal["fault_index"]  # noqa: Y015
     _WhichOneofArgType__fault_index: _TypeAlias = _typing.Literal["_fault_index", b"_fault_index"]  # noqa: Y015

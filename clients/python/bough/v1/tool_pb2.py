@@ -22,9 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x62ough/v1/tool.proto\x12\x08\x62ough.v1\"\xc7\x01\n\x08ToolInfo\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12*\n\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12,\n\x06source\x18\x04 \x01(\x0e\x32\x14.bough.v1.ToolSourceR\x06source\x12+\n\x11requires_approval\x18\x05 \x01(\x08R\x10requiresApproval*q\n\nToolSource\x12\x1b\n\x17TOOL_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14TOOL_SOURCE_BUILT_IN\x10\x01\x12\x14\n\x10TOOL_SOURCE_CODE\x10\x02\x12\x16\n\x12TOOL_SOURCE_CLIENT\x10\x03\x42S\n\x0c\x64\x65v.bough.v1B\tToolProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x62ough/v1/tool.proto\x12\x08\x62ough.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\x01\n\tToolHints\x12 \n\tread_only\x18\x01 \x01(\x08H\x00R\x08readOnly\x88\x01\x01\x12%\n\x0b\x64\x65structive\x18\x02 \x01(\x08H\x01R\x0b\x64\x65structive\x88\x01\x01\x12#\n\nidempotent\x18\x03 \x01(\x08H\x02R\nidempotent\x88\x01\x01\x12\"\n\nopen_world\x18\x04 \x01(\x08H\x03R\topenWorld\x88\x01\x01\x42\x0c\n\n_read_onlyB\x0e\n\x0c_destructiveB\r\n\x0b_idempotentB\r\n\x0b_open_world\"\x8f\x04\n\x08ToolInfo\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12*\n\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12,\n\x06source\x18\x04 \x01(\x0e\x32\x14.bough.v1.ToolSourceR\x06source\x12+\n\x11requires_approval\x18\x05 \x01(\x08R\x10requiresApproval\x12\x16\n\x06server\x18\x06 \x01(\tR\x06server\x12(\n\x10server_tool_name\x18\x07 \x01(\tR\x0eserverToolName\x12)\n\x05hints\x18\x08 \x01(\x0b\x32\x13.bough.v1.ToolHintsR\x05hints\x12,\n\x12output_schema_json\x18\t \x01(\tR\x10outputSchemaJson\x12\x37\n\x0bon_recovery\x18\n \x01(\x0e\x32\x16.bough.v1.ToolRecoveryR\nonRecovery\x12\x16\n\x06\x64igest\x18\x0b \x01(\tR\x06\x64igest\x12\x33\n\x07timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12%\n\x0e\x61pprover_group\x18\r \x01(\tR\rapproverGroup\"\xe6\x02\n\x0eToolDefinition\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12*\n\x11input_schema_json\x18\x03 \x01(\tR\x0finputSchemaJson\x12,\n\x12output_schema_json\x18\x04 \x01(\tR\x10outputSchemaJson\x12)\n\x05hints\x18\x05 \x01(\x0b\x32\x13.bough.v1.ToolHintsR\x05hints\x12\x33\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12\x37\n\x0bon_recovery\x18\x07 \x01(\x0e\x32\x16.bough.v1.ToolRecoveryR\nonRecovery\x12+\n\x11requires_approval\x18\x08 \x01(\x08R\x10requiresApproval\"9\n\x0bRefusedTool\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\"\x8c\x02\n\x0eToolServerInfo\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n\x04kind\x18\x02 \x01(\tR\x04kind\x12/\n\x05state\x18\x03 \x01(\x0e\x32\x19.bough.v1.ToolServerStateR\x05state\x12\x18\n\x07problem\x18\x04 \x01(\tR\x07problem\x12\x1d\n\ntool_count\x18\x05 \x01(\x05R\ttoolCount\x12/\n\x07refused\x18\x06 \x03(\x0b\x32\x15.bough.v1.RefusedToolR\x07refused\x12\x37\n\tlist_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x08listTime*\x9e\x01\n\nToolSource\x12\x1b\n\x17TOOL_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14TOOL_SOURCE_BUILT_IN\x10\x01\x12\x14\n\x10TOOL_SOURCE_CODE\x10\x02\x12\x16\n\x12TOOL_SOURCE_CLIENT\x10\x03\x12\x13\n\x0fTOOL_SOURCE_MCP\x10\x04\x12\x16\n\x12TOOL_SOURCE_REMOTE\x10\x05*u\n\x0cToolRecovery\x12\x1d\n\x19TOOL_RECOVERY_UNSPECIFIED\x10\x00\x12\x17\n\x13TOOL_RECOVERY_RETRY\x10\x01\x12\x16\n\x12TOOL_RECOVERY_FAIL\x10\x02\x12\x15\n\x11TOOL_RECOVERY_ASK\x10\x03*\x96\x01\n\x0fToolServerState\x12!\n\x1dTOOL_SERVER_STATE_UNSPECIFIED\x10\x00\x12 \n\x1cTOOL_SERVER_STATE_CONNECTING\x10\x01\x12\x1b\n\x17TOOL_SERVER_STATE_READY\x10\x02\x12!\n\x1dTOOL_SERVER_STATE_UNAVAILABLE\x10\x03\x42S\n\x0c\x64\x65v.bough.v1B\tToolProtoP\x01Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,8 +34,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bough.v1.tool_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.bough.v1B\tToolProtoP\001Z6github.com/bough-dev/bough/clients/go/bough/v1;boughv1'
-  _globals['_TOOLSOURCE']._serialized_start=235
-  _globals['_TOOLSOURCE']._serialized_end=348
-  _globals['_TOOLINFO']._serialized_start=34
-  _globals['_TOOLINFO']._serialized_end=233
+  _globals['_TOOLSOURCE']._serialized_start=1540
+  _globals['_TOOLSOURCE']._serialized_end=1698
+  _globals['_TOOLRECOVERY']._serialized_start=1700
+  _globals['_TOOLRECOVERY']._serialized_end=1817
+  _globals['_TOOLSERVERSTATE']._serialized_start=1820
+  _globals['_TOOLSERVERSTATE']._serialized_end=1970
+  _globals['_TOOLHINTS']._serialized_start=99
+  _globals['_TOOLHINTS']._serialized_end=316
+  _globals['_TOOLINFO']._serialized_start=319
+  _globals['_TOOLINFO']._serialized_end=846
+  _globals['_TOOLDEFINITION']._serialized_start=849
+  _globals['_TOOLDEFINITION']._serialized_end=1207
+  _globals['_REFUSEDTOOL']._serialized_start=1209
+  _globals['_REFUSEDTOOL']._serialized_end=1266
+  _globals['_TOOLSERVERINFO']._serialized_start=1269
+  _globals['_TOOLSERVERINFO']._serialized_end=1537
 # @@protoc_insertion_point(module_scope)

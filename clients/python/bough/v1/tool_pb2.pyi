@@ -3,8 +3,12 @@
 isort:skip_file
 Tools that agents may use."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -31,12 +35,13 @@ class _ToolSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolSource
     """The operator registered it as Python code."""
     TOOL_SOURCE_CLIENT: _ToolSource.ValueType  # 3
     """The client runs it: a call becomes an InputRequest of kind CLIENT_TOOL, answered with a ToolOutcome."""
+    TOOL_SOURCE_MCP: _ToolSource.ValueType  # 4
+    """A tool server of the operator's runs it, and is called by MCP."""
+    TOOL_SOURCE_REMOTE: _ToolSource.ValueType  # 5
+    """A tool server of the operator's runs it, and is called by ToolService."""
 
 class ToolSource(_ToolSource, metaclass=_ToolSourceEnumTypeWrapper):
-    """Where the code of a tool is.
-
-    Values 4 (MCP) and 5 (REMOTE) are reserved for a later version.
-    """
+    """Where the code of a tool is."""
 
 TOOL_SOURCE_UNSPECIFIED: ToolSource.ValueType  # 0
 """Unknown. A server never sends it."""
@@ -46,7 +51,118 @@ TOOL_SOURCE_CODE: ToolSource.ValueType  # 2
 """The operator registered it as Python code."""
 TOOL_SOURCE_CLIENT: ToolSource.ValueType  # 3
 """The client runs it: a call becomes an InputRequest of kind CLIENT_TOOL, answered with a ToolOutcome."""
+TOOL_SOURCE_MCP: ToolSource.ValueType  # 4
+"""A tool server of the operator's runs it, and is called by MCP."""
+TOOL_SOURCE_REMOTE: ToolSource.ValueType  # 5
+"""A tool server of the operator's runs it, and is called by ToolService."""
 Global___ToolSource: _TypeAlias = ToolSource  # noqa: Y015
+
+class _ToolRecovery:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolRecoveryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolRecovery.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_RECOVERY_UNSPECIFIED: _ToolRecovery.ValueType  # 0
+    """Not known, or the tool runs in the client."""
+    TOOL_RECOVERY_RETRY: _ToolRecovery.ValueType  # 1
+    """The call is made again, as its next attempt, under the same idempotency key."""
+    TOOL_RECOVERY_FAIL: _ToolRecovery.ValueType  # 2
+    """The call fails."""
+    TOOL_RECOVERY_ASK: _ToolRecovery.ValueType  # 3
+    """The run asks, by an InputRequest of kind RECOVERY, whether it may be made again."""
+
+class ToolRecovery(_ToolRecovery, metaclass=_ToolRecoveryEnumTypeWrapper):
+    """What happens to a call that was running when its outcome became unknown: the server was lost, or its connection to a tool server
+    broke after the call had been sent.
+    """
+
+TOOL_RECOVERY_UNSPECIFIED: ToolRecovery.ValueType  # 0
+"""Not known, or the tool runs in the client."""
+TOOL_RECOVERY_RETRY: ToolRecovery.ValueType  # 1
+"""The call is made again, as its next attempt, under the same idempotency key."""
+TOOL_RECOVERY_FAIL: ToolRecovery.ValueType  # 2
+"""The call fails."""
+TOOL_RECOVERY_ASK: ToolRecovery.ValueType  # 3
+"""The run asks, by an InputRequest of kind RECOVERY, whether it may be made again."""
+Global___ToolRecovery: _TypeAlias = ToolRecovery  # noqa: Y015
+
+class _ToolServerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolServerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolServerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_SERVER_STATE_UNSPECIFIED: _ToolServerState.ValueType  # 0
+    """Unknown. A server never sends it."""
+    TOOL_SERVER_STATE_CONNECTING: _ToolServerState.ValueType  # 1
+    """It has not answered yet."""
+    TOOL_SERVER_STATE_READY: _ToolServerState.ValueType  # 2
+    """It is connected, and its list has been read."""
+    TOOL_SERVER_STATE_UNAVAILABLE: _ToolServerState.ValueType  # 3
+    """It cannot be reached, or its list cannot be read; `problem` says why. It is tried again, at least every 30 seconds."""
+
+class ToolServerState(_ToolServerState, metaclass=_ToolServerStateEnumTypeWrapper):
+    """Whether the list of a tool server's tools can be read."""
+
+TOOL_SERVER_STATE_UNSPECIFIED: ToolServerState.ValueType  # 0
+"""Unknown. A server never sends it."""
+TOOL_SERVER_STATE_CONNECTING: ToolServerState.ValueType  # 1
+"""It has not answered yet."""
+TOOL_SERVER_STATE_READY: ToolServerState.ValueType  # 2
+"""It is connected, and its list has been read."""
+TOOL_SERVER_STATE_UNAVAILABLE: ToolServerState.ValueType  # 3
+"""It cannot be reached, or its list cannot be read; `problem` says why. It is tried again, at least every 30 seconds."""
+Global___ToolServerState: _TypeAlias = ToolServerState  # noqa: Y015
+
+@_typing.final
+class ToolHints(_message.Message):
+    """What a tool server says about the effects of a tool. Nothing checks it; absent if the server does not say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_ONLY_FIELD_NUMBER: _builtins.int
+    DESTRUCTIVE_FIELD_NUMBER: _builtins.int
+    IDEMPOTENT_FIELD_NUMBER: _builtins.int
+    OPEN_WORLD_FIELD_NUMBER: _builtins.int
+    read_only: _builtins.bool
+    """Whether the tool changes nothing."""
+    destructive: _builtins.bool
+    """Whether the tool may delete or overwrite something."""
+    idempotent: _builtins.bool
+    """Whether a repetition of a call changes nothing more."""
+    open_world: _builtins.bool
+    """Whether the tool reaches things that its server does not own, such as the web."""
+    def __init__(
+        self,
+        *,
+        read_only: _builtins.bool | None = ...,
+        destructive: _builtins.bool | None = ...,
+        idempotent: _builtins.bool | None = ...,
+        open_world: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_destructive", b"_destructive", "_idempotent", b"_idempotent", "_open_world", b"_open_world", "_read_only", b"_read_only", "destructive", b"destructive", "idempotent", b"idempotent", "open_world", b"open_world", "read_only", b"read_only"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_destructive", b"_destructive", "_idempotent", b"_idempotent", "_open_world", b"_open_world", "_read_only", b"_read_only", "destructive", b"destructive", "idempotent", b"idempotent", "open_world", b"open_world", "read_only", b"read_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__destructive: _TypeAlias = _typing.Literal["destructive"]  # noqa: Y015
+    _WhichOneofArgType__destructive: _TypeAlias = _typing.Literal["_destructive", b"_destructive"]  # noqa: Y015
+    _WhichOneofReturnType__idempotent: _TypeAlias = _typing.Literal["idempotent"]  # noqa: Y015
+    _WhichOneofArgType__idempotent: _TypeAlias = _typing.Literal["_idempotent", b"_idempotent"]  # noqa: Y015
+    _WhichOneofReturnType__open_world: _TypeAlias = _typing.Literal["open_world"]  # noqa: Y015
+    _WhichOneofArgType__open_world: _TypeAlias = _typing.Literal["_open_world", b"_open_world"]  # noqa: Y015
+    _WhichOneofReturnType__read_only: _TypeAlias = _typing.Literal["read_only"]  # noqa: Y015
+    _WhichOneofArgType__read_only: _TypeAlias = _typing.Literal["_read_only", b"_read_only"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__destructive) -> _WhichOneofReturnType__destructive | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idempotent) -> _WhichOneofReturnType__idempotent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_world) -> _WhichOneofReturnType__open_world | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__read_only) -> _WhichOneofReturnType__read_only | None: ...
+
+Global___ToolHints: _TypeAlias = ToolHints  # noqa: Y015
 
 @_typing.final
 class ToolInfo(_message.Message):
@@ -59,6 +175,14 @@ class ToolInfo(_message.Message):
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     REQUIRES_APPROVAL_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    SERVER_TOOL_NAME_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    ON_RECOVERY_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    APPROVER_GROUP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that ToolLink.name refers to."""
     description: _builtins.str
@@ -69,6 +193,28 @@ class ToolInfo(_message.Message):
     """Where its code is, which determines who runs it."""
     requires_approval: _builtins.bool
     """Whether every call waits for an approval. False if only some do, or if only an agent's ToolLink asks for it."""
+    server: _builtins.str
+    """The tool server that has it, as ToolLink.server names it; empty for tools of the server itself and of clients."""
+    server_tool_name: _builtins.str
+    """The name of the tool at its tool server, of which `name` was made; empty without a tool server."""
+    output_schema_json: _builtins.str
+    """JSON Schema of the structured part of its results, as text; empty for none."""
+    on_recovery: Global___ToolRecovery.ValueType
+    """What happens to a call whose outcome is unknown. UNSPECIFIED for tools that run in the client."""
+    digest: _builtins.str
+    """SHA-256, as hex, of what models and reviewers see of a tool of a tool server: the server, name, description and schemas. For the
+    operator's Python tools, of name, description and schema; empty for built-in tools.
+    """
+    approver_group: _builtins.str
+    """The group of callers that approve its calls. Empty: the user of the run, and callers with the role ADMIN."""
+    @_builtins.property
+    def hints(self) -> Global___ToolHints:
+        """What its tool server says about its effects; unset without a tool server."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long a call may take if no ToolLink says otherwise; unset for any time."""
+
     def __init__(
         self,
         *,
@@ -77,11 +223,151 @@ class ToolInfo(_message.Message):
         input_schema_json: _builtins.str = ...,
         source: Global___ToolSource.ValueType = ...,
         requires_approval: _builtins.bool = ...,
+        server: _builtins.str = ...,
+        server_tool_name: _builtins.str = ...,
+        hints: Global___ToolHints | None = ...,
+        output_schema_json: _builtins.str = ...,
+        on_recovery: Global___ToolRecovery.ValueType = ...,
+        digest: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        approver_group: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hints", b"hints", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "input_schema_json", b"input_schema_json", "name", b"name", "requires_approval", b"requires_approval", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approver_group", b"approver_group", "description", b"description", "digest", b"digest", "hints", b"hints", "input_schema_json", b"input_schema_json", "name", b"name", "on_recovery", b"on_recovery", "output_schema_json", b"output_schema_json", "requires_approval", b"requires_approval", "server", b"server", "server_tool_name", b"server_tool_name", "source", b"source", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolInfo: _TypeAlias = ToolInfo  # noqa: Y015
+
+@_typing.final
+class ToolDefinition(_message.Message):
+    """A tool as a ToolService describes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    ON_RECOVERY_FIELD_NUMBER: _builtins.int
+    REQUIRES_APPROVAL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, unique at its server: 1 to 512 characters. Agents call it by a name that is made of it, as ToolInfo.name."""
+    description: _builtins.str
+    """What the tool does, in the words that models read. At most 8 KiB are kept."""
+    input_schema_json: _builtins.str
+    """JSON Schema of the arguments, as text: of an object, at most 64 KiB, with patterns that RE2 takes."""
+    output_schema_json: _builtins.str
+    """JSON Schema of the first part of its results that is data, as text; empty for none. Bounded as the other."""
+    on_recovery: Global___ToolRecovery.ValueType
+    """What happens to a call whose outcome is unknown, if the operator does not say. UNSPECIFIED: RETRY, since calls with an equal key
+    have an equal outcome.
+    """
+    requires_approval: _builtins.bool
+    """Whether every call must be approved. The operator may ask for approvals of other tools too."""
+    @_builtins.property
+    def hints(self) -> Global___ToolHints:
+        """What it says about its effects. The operator may decide not to trust it."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long a call may take; unset for what the operator says."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        input_schema_json: _builtins.str = ...,
+        output_schema_json: _builtins.str = ...,
+        hints: Global___ToolHints | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        on_recovery: Global___ToolRecovery.ValueType = ...,
+        requires_approval: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hints", b"hints", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "hints", b"hints", "input_schema_json", b"input_schema_json", "name", b"name", "on_recovery", b"on_recovery", "output_schema_json", b"output_schema_json", "requires_approval", b"requires_approval", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolDefinition: _TypeAlias = ToolDefinition  # noqa: Y015
+
+@_typing.final
+class RefusedTool(_message.Message):
+    """A tool of a tool server that is not offered to agents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name at its tool server."""
+    reason: _builtins.str
+    """Why it is not offered, and what to do, in a sentence."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedTool: _TypeAlias = RefusedTool  # noqa: Y015
+
+@_typing.final
+class ToolServerInfo(_message.Message):
+    """A tool server that the operator has configured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    TOOL_COUNT_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    LIST_TIME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, which ToolLink.server refers to."""
+    kind: _builtins.str
+    """How it is called: "mcp" or "grpc"."""
+    state: Global___ToolServerState.ValueType
+    """Whether this server is connected to it. Others may have another state."""
+    problem: _builtins.str
+    """Why it is not READY, or why its list could not be read again, in a sentence; empty if nothing is wrong."""
+    tool_count: _builtins.int
+    """How many of its tools are offered to agents."""
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
+        """Those of its tools that are not offered, by name: the first 100."""
+
+    @_builtins.property
+    def list_time(self) -> _timestamp_pb2.Timestamp:
+        """When its list was read last; unset if it was not."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        state: Global___ToolServerState.ValueType = ...,
+        problem: _builtins.str = ...,
+        tool_count: _builtins.int = ...,
+        refused: _abc.Iterable[Global___RefusedTool] | None = ...,
+        list_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["list_time", b"list_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "list_time", b"list_time", "name", b"name", "problem", b"problem", "refused", b"refused", "state", b"state", "tool_count", b"tool_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolServerInfo: _TypeAlias = ToolServerInfo  # noqa: Y015

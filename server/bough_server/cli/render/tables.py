@@ -1,5 +1,6 @@
 """Tables of runs, sessions, agents, models and messages, in the order given."""
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -138,15 +139,37 @@ def models_table(models: Sequence[model_pb2.ModelInfo], width: int) -> list[Text
 def tools_table(tools: Sequence[tool_pb2.ToolInfo], width: int) -> list[Text]:
     """Return a row for each tool: its name, where it runs, whether every call needs an approval, and what it does."""
     name_width = max([4, *(len(tool.name) for tool in tools)])
-    lines = [Text(f"{'tool':{name_width}}  {'runs in':7}  what it does"[:width], style="dim")]
+    place_width = max([7, *(len(tool.server) for tool in tools)])
+    lines = [Text(f"{'tool':{name_width}}  {'runs in':{place_width}}  what it does"[:width], style="dim")]
     for tool in tools:
         line = Text(f"{tool.name:{name_width}}", style="bold")
         approval = "(needs an approval) " if tool.requires_approval else ""
-        place = enum_text(tool_pb2.ToolSource.DESCRIPTOR, tool.source)
-        rest = f"  {place:7}  {approval}{one_line(tool.description)}"
+        place = tool.server or enum_text(tool_pb2.ToolSource.DESCRIPTOR, tool.source)
+        rest = f"  {place:{place_width}}  {approval}{one_line(tool.description)}"
         line.append(clip(rest, max(8, width - name_width)), style="not bold")
         lines.append(line)
     return lines
+
+
+def tool_lines(tool: tool_pb2.ToolInfo) -> list[str]:
+    """Return a tool's name, rules, description and schemas as lines."""
+    facts = {
+        "runs in": enum_text(tool_pb2.ToolSource.DESCRIPTOR, tool.source),
+        "server": f"{tool.server}, as {tool.server_tool_name!r}" if tool.server else "",
+        "approval": "every call" if tool.requires_approval else "",
+        "approvers": tool.approver_group,
+        "if its outcome is unknown": enum_text(tool_pb2.ToolRecovery.DESCRIPTOR, tool.on_recovery),
+        "timeout": f"{tool.timeout.ToNanoseconds() / 1e9:g} s" if tool.HasField("timeout") else "",
+        "hints": ", ".join(f"{field.name}: {str(value).lower()}" for field, value in tool.hints.ListFields()),
+        "digest": tool.digest,
+    }
+    lines = [printable(tool.name), *(f"  {name}: {printable(fact)}" for name, fact in facts.items() if fact)]
+    lines += ["", printable(tool.description), "", "input schema:", *_schema_lines(tool.input_schema_json)]
+    return [*lines, "output schema:", *_schema_lines(tool.output_schema_json)] if tool.output_schema_json else lines
+
+
+def _schema_lines(schema_json: str) -> list[str]:
+    return [f"  {line}" for line in json.dumps(json.loads(schema_json), indent=2, ensure_ascii=False).splitlines()]
 
 
 def message_lines(message: message_pb2.Message, *, width: int) -> list[Text]:

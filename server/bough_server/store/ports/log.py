@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from bough.v1 import agent_pb2, evaluation_pb2, event_pb2
+from bough.v1 import agent_pb2, evaluation_pb2, event_pb2, tool_pb2
 from bough_server.identity import Principal
 from bough_server.log.blobs import StoredBlob
 from bough_server.quotas import Quota
@@ -71,8 +71,8 @@ class NewRun:
     request_digest: str
     create_time_ns: int
     first: LogEvent
-    definitions: Mapping[str, agent_pb2.AgentDefinition] = field(default_factory=dict)
-    """The definitions that run_started names, by revision; each revision is stored once."""
+    definitions: Mapping[str, agent_pb2.AgentDefinition | tool_pb2.ToolInfo] = field(default_factory=dict)
+    """The definitions, and the tools of tool servers, that run_started names, by revision; each is stored once."""
     owner: str = ""
     """The worker that starts it."""
     queued: LogEvent | None = None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bough.v1 import agent_pb2, execution_pb2, input_pb2, run_pb2
+from bough.v1 import agent_pb2, execution_pb2, input_pb2, run_pb2, tool_pb2
 from bough_server.identity import Principal, Scope
 
 
@@ -107,10 +107,14 @@ class RunIndex(Protocol):
 
 
 class Catalog(Protocol):
-    """Agent definitions by revision; a revision is kept as long as a run names it."""
+    """Agent definitions, and tools of tool servers, by revision; a revision is kept as long as a run names it."""
 
     async def get(self, revision: str) -> agent_pb2.AgentDefinition | None:
         """Return the definition with a revision, or None."""
+        ...
+
+    async def get_tool(self, revision: str) -> tool_pb2.ToolInfo | None:
+        """Return the tool with a revision, or None."""
         ...
 
     async def get_for_tenant(self, tenant_id: str, revision: str) -> agent_pb2.AgentDefinition | None:

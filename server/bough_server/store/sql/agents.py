@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import Connection, Select, bindparam, delete, exists, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from bough.v1 import agent_pb2
+from bough.v1 import agent_pb2, tool_pb2
 from bough_server.store.ports.workers import CatalogMoved, StoredAgents
 from bough_server.store.sql import tables
 from bough_server.store.sql.driver import Reach, build_lock_name
@@ -144,6 +144,15 @@ class SqlCatalog:
 
     async def get(self, revision: str) -> agent_pb2.AgentDefinition | None:
         """See Catalog."""
+        data = await self._read(revision)
+        return None if data is None else agent_pb2.AgentDefinition.FromString(data)
+
+    async def get_tool(self, revision: str) -> tool_pb2.ToolInfo | None:
+        """See Catalog."""
+        data = await self._read(revision)
+        return None if data is None else tool_pb2.ToolInfo.FromString(data)
+
+    async def _read(self, revision: str) -> bytes | None:
         data = self._cached.get(revision)
         if data is None:
             data = await self._data(_DEFINITION, {"revision": revision})
@@ -151,7 +160,7 @@ class SqlCatalog:
                 if len(self._cached) >= MAX_CACHED_DEFINITIONS:
                     del self._cached[next(iter(self._cached))]  # the entry that was added first
                 self._cached[revision] = data
-        return None if data is None else agent_pb2.AgentDefinition.FromString(data)
+        return data
 
     def clear(self) -> None:
         """Drop what is cached: with a session its runs may have been deleted, and with them revisions."""

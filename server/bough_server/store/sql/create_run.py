@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, func, insert, literal_column, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from bough.v1 import agent_pb2, execution_pb2
+from bough.v1 import agent_pb2, execution_pb2, tool_pb2
 from bough.v1.evaluation_ref_pb2 import EvaluationRef
 from bough_server.errors import NotFound, SessionBusy, SessionExists, SessionQueueFull
 from bough_server.identity import Principal
@@ -316,7 +316,7 @@ def insert_run(
     create_time_ns: int,
     owner: str,
     last_sequence: int,
-    definitions: Mapping[str, agent_pb2.AgentDefinition],
+    definitions: Mapping[str, agent_pb2.AgentDefinition | tool_pb2.ToolInfo],
     kind: int = tables.RUN,
 ) -> None:
     """Insert the row of a run or an evaluation at epoch 1, and store the definitions that it names."""

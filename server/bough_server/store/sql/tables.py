@@ -339,7 +339,7 @@ class SnapshotTable(_Row, table=True):
 
 
 class DefinitionTable(_Row, table=True):
-    """A revision of an agent's definition; the key is a hash of its content."""
+    """A revision of an agent's definition, or of a tool of a tool server; the key is a hash of its content."""
 
     __tablename__ = "definitions"
 

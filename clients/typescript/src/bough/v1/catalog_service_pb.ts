@@ -13,7 +13,7 @@ import { file_bough_v1_error } from "./error_pb.js";
 import type { ModelInfo } from "./model_pb.js";
 import { file_bough_v1_model } from "./model_pb.js";
 import { file_bough_v1_options } from "./options_pb.js";
-import type { ToolInfo } from "./tool_pb.js";
+import type { ToolInfo, ToolServerInfo } from "./tool_pb.js";
 import { file_bough_v1_tool } from "./tool_pb.js";
 import type { FieldMask } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_field_mask } from "@bufbuild/protobuf/wkt";
@@ -23,7 +23,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file bough/v1/catalog_service.proto.
  */
 export const file_bough_v1_catalog_service: GenFile = /*@__PURE__*/
-  fileDesc("Ch5ib3VnaC92MS9jYXRhbG9nX3NlcnZpY2UucHJvdG8SCGJvdWdoLnYxIkMKEkNyZWF0ZUFnZW50UmVxdWVzdBItCgpkZWZpbml0aW9uGAEgASgLMhkuYm91Z2gudjEuQWdlbnREZWZpbml0aW9uIjUKE0NyZWF0ZUFnZW50UmVzcG9uc2USHgoFYWdlbnQYASABKAsyDy5ib3VnaC52MS5BZ2VudCKGAQoSVXBkYXRlQWdlbnRSZXF1ZXN0Ei0KCmRlZmluaXRpb24YASABKAsyGS5ib3VnaC52MS5BZ2VudERlZmluaXRpb24SLwoLdXBkYXRlX21hc2sYAiABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhAKCHJldmlzaW9uGAMgASgJIjUKE1VwZGF0ZUFnZW50UmVzcG9uc2USHgoFYWdlbnQYASABKAsyDy5ib3VnaC52MS5BZ2VudCI0ChJEZWxldGVBZ2VudFJlcXVlc3QSDAoEbmFtZRgBIAEoCRIQCghyZXZpc2lvbhgCIAEoCSIVChNEZWxldGVBZ2VudFJlc3BvbnNlIjEKD0dldEFnZW50UmVxdWVzdBIMCgRuYW1lGAEgASgJEhAKCHJldmlzaW9uGAIgASgJIjIKEEdldEFnZW50UmVzcG9uc2USHgoFYWdlbnQYASABKAsyDy5ib3VnaC52MS5BZ2VudCI6ChFMaXN0QWdlbnRzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJOChJMaXN0QWdlbnRzUmVzcG9uc2USHwoGYWdlbnRzGAEgAygLMg8uYm91Z2gudjEuQWdlbnQSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIkcKFVZhbGlkYXRlQWdlbnRzUmVxdWVzdBIuCgtkZWZpbml0aW9ucxgBIAMoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbiJLChZWYWxpZGF0ZUFnZW50c1Jlc3BvbnNlEjEKCnZpb2xhdGlvbnMYASADKAsyHS5ib3VnaC52MS5EZWZpbml0aW9uVmlvbGF0aW9uIm8KE0RlZmluaXRpb25WaW9sYXRpb24SDQoFYWdlbnQYASABKAkSDQoFZmllbGQYAiABKAkSEwoLZGVzY3JpcHRpb24YAyABKAkSJQoGcmVhc29uGAQgASgOMhUuYm91Z2gudjEuRXJyb3JSZWFzb24iOQoQTGlzdFRvb2xzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJPChFMaXN0VG9vbHNSZXNwb25zZRIhCgV0b29scxgBIAMoCzISLmJvdWdoLnYxLlRvb2xJbmZvEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSI6ChFMaXN0TW9kZWxzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJSChJMaXN0TW9kZWxzUmVzcG9uc2USIwoGbW9kZWxzGAEgAygLMhMuYm91Z2gudjEuTW9kZWxJbmZvEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCTKtBQoOQ2F0YWxvZ1NlcnZpY2USVQoLQ3JlYXRlQWdlbnQSHC5ib3VnaC52MS5DcmVhdGVBZ2VudFJlcXVlc3QaHS5ib3VnaC52MS5DcmVhdGVBZ2VudFJlc3BvbnNlIgmioOb0AgMKAQMSVQoLVXBkYXRlQWdlbnQSHC5ib3VnaC52MS5VcGRhdGVBZ2VudFJlcXVlc3QaHS5ib3VnaC52MS5VcGRhdGVBZ2VudFJlc3BvbnNlIgmioOb0AgMKAQMSVQoLRGVsZXRlQWdlbnQSHC5ib3VnaC52MS5EZWxldGVBZ2VudFJlcXVlc3QaHS5ib3VnaC52MS5EZWxldGVBZ2VudFJlc3BvbnNlIgmioOb0AgMKAQMSSQoIR2V0QWdlbnQSGS5ib3VnaC52MS5HZXRBZ2VudFJlcXVlc3QaGi5ib3VnaC52MS5HZXRBZ2VudFJlc3BvbnNlIgaioOb0AgASTwoKTGlzdEFnZW50cxIbLmJvdWdoLnYxLkxpc3RBZ2VudHNSZXF1ZXN0GhwuYm91Z2gudjEuTGlzdEFnZW50c1Jlc3BvbnNlIgaioOb0AgASWwoOVmFsaWRhdGVBZ2VudHMSHy5ib3VnaC52MS5WYWxpZGF0ZUFnZW50c1JlcXVlc3QaIC5ib3VnaC52MS5WYWxpZGF0ZUFnZW50c1Jlc3BvbnNlIgaioOb0AgASTAoJTGlzdFRvb2xzEhouYm91Z2gudjEuTGlzdFRvb2xzUmVxdWVzdBobLmJvdWdoLnYxLkxpc3RUb29sc1Jlc3BvbnNlIgaioOb0AgASTwoKTGlzdE1vZGVscxIbLmJvdWdoLnYxLkxpc3RNb2RlbHNSZXF1ZXN0GhwuYm91Z2gudjEuTGlzdE1vZGVsc1Jlc3BvbnNlIgaioOb0AgBCXQoMZGV2LmJvdWdoLnYxQhNDYXRhbG9nU2VydmljZVByb3RvUAFaNmdpdGh1Yi5jb20vYm91Z2gtZGV2L2JvdWdoL2NsaWVudHMvZ28vYm91Z2gvdjE7Ym91Z2h2MWIGcHJvdG8z", [file_bough_v1_agent, file_bough_v1_error, file_bough_v1_model, file_bough_v1_options, file_bough_v1_tool, file_google_protobuf_field_mask]);
+  fileDesc("Ch5ib3VnaC92MS9jYXRhbG9nX3NlcnZpY2UucHJvdG8SCGJvdWdoLnYxIkMKEkNyZWF0ZUFnZW50UmVxdWVzdBItCgpkZWZpbml0aW9uGAEgASgLMhkuYm91Z2gudjEuQWdlbnREZWZpbml0aW9uIjUKE0NyZWF0ZUFnZW50UmVzcG9uc2USHgoFYWdlbnQYASABKAsyDy5ib3VnaC52MS5BZ2VudCKGAQoSVXBkYXRlQWdlbnRSZXF1ZXN0Ei0KCmRlZmluaXRpb24YASABKAsyGS5ib3VnaC52MS5BZ2VudERlZmluaXRpb24SLwoLdXBkYXRlX21hc2sYAiABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhAKCHJldmlzaW9uGAMgASgJIjUKE1VwZGF0ZUFnZW50UmVzcG9uc2USHgoFYWdlbnQYASABKAsyDy5ib3VnaC52MS5BZ2VudCI0ChJEZWxldGVBZ2VudFJlcXVlc3QSDAoEbmFtZRgBIAEoCRIQCghyZXZpc2lvbhgCIAEoCSIVChNEZWxldGVBZ2VudFJlc3BvbnNlIjEKD0dldEFnZW50UmVxdWVzdBIMCgRuYW1lGAEgASgJEhAKCHJldmlzaW9uGAIgASgJIjIKEEdldEFnZW50UmVzcG9uc2USHgoFYWdlbnQYASABKAsyDy5ib3VnaC52MS5BZ2VudCI6ChFMaXN0QWdlbnRzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJOChJMaXN0QWdlbnRzUmVzcG9uc2USHwoGYWdlbnRzGAEgAygLMg8uYm91Z2gudjEuQWdlbnQSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIkcKFVZhbGlkYXRlQWdlbnRzUmVxdWVzdBIuCgtkZWZpbml0aW9ucxgBIAMoCzIZLmJvdWdoLnYxLkFnZW50RGVmaW5pdGlvbiJLChZWYWxpZGF0ZUFnZW50c1Jlc3BvbnNlEjEKCnZpb2xhdGlvbnMYASADKAsyHS5ib3VnaC52MS5EZWZpbml0aW9uVmlvbGF0aW9uIm8KE0RlZmluaXRpb25WaW9sYXRpb24SDQoFYWdlbnQYASABKAkSDQoFZmllbGQYAiABKAkSEwoLZGVzY3JpcHRpb24YAyABKAkSJQoGcmVhc29uGAQgASgOMhUuYm91Z2gudjEuRXJyb3JSZWFzb24iSQoQTGlzdFRvb2xzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCRIOCgZzZXJ2ZXIYAyABKAkiTwoRTGlzdFRvb2xzUmVzcG9uc2USIQoFdG9vbHMYASADKAsyEi5ib3VnaC52MS5Ub29sSW5mbxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiPwoWTGlzdFRvb2xTZXJ2ZXJzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJdChdMaXN0VG9vbFNlcnZlcnNSZXNwb25zZRIpCgdzZXJ2ZXJzGAEgAygLMhguYm91Z2gudjEuVG9vbFNlcnZlckluZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIjoKEUxpc3RNb2RlbHNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJIlIKEkxpc3RNb2RlbHNSZXNwb25zZRIjCgZtb2RlbHMYASADKAsyEy5ib3VnaC52MS5Nb2RlbEluZm8SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJMo0GCg5DYXRhbG9nU2VydmljZRJVCgtDcmVhdGVBZ2VudBIcLmJvdWdoLnYxLkNyZWF0ZUFnZW50UmVxdWVzdBodLmJvdWdoLnYxLkNyZWF0ZUFnZW50UmVzcG9uc2UiCaKg5vQCAwoBAxJVCgtVcGRhdGVBZ2VudBIcLmJvdWdoLnYxLlVwZGF0ZUFnZW50UmVxdWVzdBodLmJvdWdoLnYxLlVwZGF0ZUFnZW50UmVzcG9uc2UiCaKg5vQCAwoBAxJVCgtEZWxldGVBZ2VudBIcLmJvdWdoLnYxLkRlbGV0ZUFnZW50UmVxdWVzdBodLmJvdWdoLnYxLkRlbGV0ZUFnZW50UmVzcG9uc2UiCaKg5vQCAwoBAxJJCghHZXRBZ2VudBIZLmJvdWdoLnYxLkdldEFnZW50UmVxdWVzdBoaLmJvdWdoLnYxLkdldEFnZW50UmVzcG9uc2UiBqKg5vQCABJPCgpMaXN0QWdlbnRzEhsuYm91Z2gudjEuTGlzdEFnZW50c1JlcXVlc3QaHC5ib3VnaC52MS5MaXN0QWdlbnRzUmVzcG9uc2UiBqKg5vQCABJbCg5WYWxpZGF0ZUFnZW50cxIfLmJvdWdoLnYxLlZhbGlkYXRlQWdlbnRzUmVxdWVzdBogLmJvdWdoLnYxLlZhbGlkYXRlQWdlbnRzUmVzcG9uc2UiBqKg5vQCABJMCglMaXN0VG9vbHMSGi5ib3VnaC52MS5MaXN0VG9vbHNSZXF1ZXN0GhsuYm91Z2gudjEuTGlzdFRvb2xzUmVzcG9uc2UiBqKg5vQCABJeCg9MaXN0VG9vbFNlcnZlcnMSIC5ib3VnaC52MS5MaXN0VG9vbFNlcnZlcnNSZXF1ZXN0GiEuYm91Z2gudjEuTGlzdFRvb2xTZXJ2ZXJzUmVzcG9uc2UiBqKg5vQCABJPCgpMaXN0TW9kZWxzEhsuYm91Z2gudjEuTGlzdE1vZGVsc1JlcXVlc3QaHC5ib3VnaC52MS5MaXN0TW9kZWxzUmVzcG9uc2UiBqKg5vQCAEJdCgxkZXYuYm91Z2gudjFCE0NhdGFsb2dTZXJ2aWNlUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_bough_v1_agent, file_bough_v1_error, file_bough_v1_model, file_bough_v1_options, file_bough_v1_tool, file_google_protobuf_field_mask]);
 
 /**
  * Stores a new agent.
@@ -375,6 +375,13 @@ export type ListToolsRequest = Message<"bough.v1.ListToolsRequest"> & {
    * @generated from field: string page_token = 2;
    */
   pageToken: string;
+
+  /**
+   * Only the tools of this tool server. Empty for all tools.
+   *
+   * @generated from field: string server = 3;
+   */
+  server: string;
 };
 
 /**
@@ -413,6 +420,62 @@ export const ListToolsResponseSchema: GenMessage<ListToolsResponse> = /*@__PURE_
   messageDesc(file_bough_v1_catalog_service, 14);
 
 /**
+ * Asks for a page of tool servers.
+ *
+ * @generated from message bough.v1.ListToolServersRequest
+ */
+export type ListToolServersRequest = Message<"bough.v1.ListToolServersRequest"> & {
+  /**
+   * The most tool servers of a page; 0 for 50, and more than 1,000 is lowered to 1,000. A page also ends at about 1 MiB.
+   *
+   * @generated from field: int32 page_size = 1;
+   */
+  pageSize: number;
+
+  /**
+   * next_page_token of the page before; empty for the first page.
+   *
+   * @generated from field: string page_token = 2;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message bough.v1.ListToolServersRequest.
+ * Use `create(ListToolServersRequestSchema)` to create a new message.
+ */
+export const ListToolServersRequestSchema: GenMessage<ListToolServersRequest> = /*@__PURE__*/
+  messageDesc(file_bough_v1_catalog_service, 15);
+
+/**
+ * A page of tool servers.
+ *
+ * @generated from message bough.v1.ListToolServersResponse
+ */
+export type ListToolServersResponse = Message<"bough.v1.ListToolServersResponse"> & {
+  /**
+   * The tool servers, in ascending order of name.
+   *
+   * @generated from field: repeated bough.v1.ToolServerInfo servers = 1;
+   */
+  servers: ToolServerInfo[];
+
+  /**
+   * The token of the next page; empty on the last one.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message bough.v1.ListToolServersResponse.
+ * Use `create(ListToolServersResponseSchema)` to create a new message.
+ */
+export const ListToolServersResponseSchema: GenMessage<ListToolServersResponse> = /*@__PURE__*/
+  messageDesc(file_bough_v1_catalog_service, 16);
+
+/**
  * Asks for a page of models.
  *
  * @generated from message bough.v1.ListModelsRequest
@@ -438,7 +501,7 @@ export type ListModelsRequest = Message<"bough.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_bough_v1_catalog_service, 15);
+  messageDesc(file_bough_v1_catalog_service, 17);
 
 /**
  * A page of models.
@@ -466,10 +529,10 @@ export type ListModelsResponse = Message<"bough.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_bough_v1_catalog_service, 16);
+  messageDesc(file_bough_v1_catalog_service, 18);
 
 /**
- * Lists, checks and stores agents; lists tools and models.
+ * Lists, checks and stores agents; lists tools, tool servers and models.
  *
  * Agents are defined in the operator's files and code, visible to every tenant, or stored by these calls, visible to their tenant
  * only: for any other tenant they do not exist. A change affects the runs that start after it: a run keeps what it started with.
@@ -553,6 +616,16 @@ export const CatalogService: GenService<{
     methodKind: "unary";
     input: typeof ListToolsRequestSchema;
     output: typeof ListToolsResponseSchema;
+  },
+  /**
+   * Lists the tool servers whose tools definitions may name, by name, as this server sees them now.
+   *
+   * @generated from rpc bough.v1.CatalogService.ListToolServers
+   */
+  listToolServers: {
+    methodKind: "unary";
+    input: typeof ListToolServersRequestSchema;
+    output: typeof ListToolServersResponseSchema;
   },
   /**
    * Lists the models that definitions may name, by name.

@@ -25,5 +25,6 @@ export * from "./session_pb.js";
 export * from "./session_service_pb.js";
 export * from "./step_pb.js";
 export * from "./tool_pb.js";
+export * from "./tool_service_pb.js";
 export * from "./usage_pb.js";
 export * from "./usage_service_pb.js";

@@ -6,13 +6,57 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file bough/v1/tool.proto.
  */
 export const file_bough_v1_tool: GenFile = /*@__PURE__*/
-  fileDesc("ChNib3VnaC92MS90b29sLnByb3RvEghib3VnaC52MSKJAQoIVG9vbEluZm8SDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIZChFpbnB1dF9zY2hlbWFfanNvbhgDIAEoCRIkCgZzb3VyY2UYBCABKA4yFC5ib3VnaC52MS5Ub29sU291cmNlEhkKEXJlcXVpcmVzX2FwcHJvdmFsGAUgASgIKnEKClRvb2xTb3VyY2USGwoXVE9PTF9TT1VSQ0VfVU5TUEVDSUZJRUQQABIYChRUT09MX1NPVVJDRV9CVUlMVF9JThABEhQKEFRPT0xfU09VUkNFX0NPREUQAhIWChJUT09MX1NPVVJDRV9DTElFTlQQA0JTCgxkZXYuYm91Z2gudjFCCVRvb2xQcm90b1ABWjZnaXRodWIuY29tL2JvdWdoLWRldi9ib3VnaC9jbGllbnRzL2dvL2JvdWdoL3YxO2JvdWdodjFiBnByb3RvMw");
+  fileDesc("ChNib3VnaC92MS90b29sLnByb3RvEghib3VnaC52MSKrAQoJVG9vbEhpbnRzEhYKCXJlYWRfb25seRgBIAEoCEgAiAEBEhgKC2Rlc3RydWN0aXZlGAIgASgISAGIAQESFwoKaWRlbXBvdGVudBgDIAEoCEgCiAEBEhcKCm9wZW5fd29ybGQYBCABKAhIA4gBAUIMCgpfcmVhZF9vbmx5Qg4KDF9kZXN0cnVjdGl2ZUINCgtfaWRlbXBvdGVudEINCgtfb3Blbl93b3JsZCL0AgoIVG9vbEluZm8SDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIZChFpbnB1dF9zY2hlbWFfanNvbhgDIAEoCRIkCgZzb3VyY2UYBCABKA4yFC5ib3VnaC52MS5Ub29sU291cmNlEhkKEXJlcXVpcmVzX2FwcHJvdmFsGAUgASgIEg4KBnNlcnZlchgGIAEoCRIYChBzZXJ2ZXJfdG9vbF9uYW1lGAcgASgJEiIKBWhpbnRzGAggASgLMhMuYm91Z2gudjEuVG9vbEhpbnRzEhoKEm91dHB1dF9zY2hlbWFfanNvbhgJIAEoCRIrCgtvbl9yZWNvdmVyeRgKIAEoDjIWLmJvdWdoLnYxLlRvb2xSZWNvdmVyeRIOCgZkaWdlc3QYCyABKAkSKgoHdGltZW91dBgMIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIWCg5hcHByb3Zlcl9ncm91cBgNIAEoCSKCAgoOVG9vbERlZmluaXRpb24SDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIZChFpbnB1dF9zY2hlbWFfanNvbhgDIAEoCRIaChJvdXRwdXRfc2NoZW1hX2pzb24YBCABKAkSIgoFaGludHMYBSABKAsyEy5ib3VnaC52MS5Ub29sSGludHMSKgoHdGltZW91dBgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCgtvbl9yZWNvdmVyeRgHIAEoDjIWLmJvdWdoLnYxLlRvb2xSZWNvdmVyeRIZChFyZXF1aXJlc19hcHByb3ZhbBgIIAEoCCIrCgtSZWZ1c2VkVG9vbBIMCgRuYW1lGAEgASgJEg4KBnJlYXNvbhgCIAEoCSLSAQoOVG9vbFNlcnZlckluZm8SDAoEbmFtZRgBIAEoCRIMCgRraW5kGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYm91Z2gudjEuVG9vbFNlcnZlclN0YXRlEg8KB3Byb2JsZW0YBCABKAkSEgoKdG9vbF9jb3VudBgFIAEoBRImCgdyZWZ1c2VkGAYgAygLMhUuYm91Z2gudjEuUmVmdXNlZFRvb2wSLQoJbGlzdF90aW1lGAcgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCqeAQoKVG9vbFNvdXJjZRIbChdUT09MX1NPVVJDRV9VTlNQRUNJRklFRBAAEhgKFFRPT0xfU09VUkNFX0JVSUxUX0lOEAESFAoQVE9PTF9TT1VSQ0VfQ09ERRACEhYKElRPT0xfU09VUkNFX0NMSUVOVBADEhMKD1RPT0xfU09VUkNFX01DUBAEEhYKElRPT0xfU09VUkNFX1JFTU9URRAFKnUKDFRvb2xSZWNvdmVyeRIdChlUT09MX1JFQ09WRVJZX1VOU1BFQ0lGSUVEEAASFwoTVE9PTF9SRUNPVkVSWV9SRVRSWRABEhYKElRPT0xfUkVDT1ZFUllfRkFJTBACEhUKEVRPT0xfUkVDT1ZFUllfQVNLEAMqlgEKD1Rvb2xTZXJ2ZXJTdGF0ZRIhCh1UT09MX1NFUlZFUl9TVEFURV9VTlNQRUNJRklFRBAAEiAKHFRPT0xfU0VSVkVSX1NUQVRFX0NPTk5FQ1RJTkcQARIbChdUT09MX1NFUlZFUl9TVEFURV9SRUFEWRACEiEKHVRPT0xfU0VSVkVSX1NUQVRFX1VOQVZBSUxBQkxFEANCUwoMZGV2LmJvdWdoLnYxQglUb29sUHJvdG9QAVo2Z2l0aHViLmNvbS9ib3VnaC1kZXYvYm91Z2gvY2xpZW50cy9nby9ib3VnaC92MTtib3VnaHYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+
+/**
+ * What a tool server says about the effects of a tool. Nothing checks it; absent if the server does not say.
+ *
+ * @generated from message bough.v1.ToolHints
+ */
+export type ToolHints = Message<"bough.v1.ToolHints"> & {
+  /**
+   * Whether the tool changes nothing.
+   *
+   * @generated from field: optional bool read_only = 1;
+   */
+  readOnly?: boolean | undefined;
+
+  /**
+   * Whether the tool may delete or overwrite something.
+   *
+   * @generated from field: optional bool destructive = 2;
+   */
+  destructive?: boolean | undefined;
+
+  /**
+   * Whether a repetition of a call changes nothing more.
+   *
+   * @generated from field: optional bool idempotent = 3;
+   */
+  idempotent?: boolean | undefined;
+
+  /**
+   * Whether the tool reaches things that its server does not own, such as the web.
+   *
+   * @generated from field: optional bool open_world = 4;
+   */
+  openWorld?: boolean | undefined;
+};
+
+/**
+ * Describes the message bough.v1.ToolHints.
+ * Use `create(ToolHintsSchema)` to create a new message.
+ */
+export const ToolHintsSchema: GenMessage<ToolHints> = /*@__PURE__*/
+  messageDesc(file_bough_v1_tool, 0);
 
 /**
  * A tool that agent definitions may name.
@@ -54,6 +98,63 @@ export type ToolInfo = Message<"bough.v1.ToolInfo"> & {
    * @generated from field: bool requires_approval = 5;
    */
   requiresApproval: boolean;
+
+  /**
+   * The tool server that has it, as ToolLink.server names it; empty for tools of the server itself and of clients.
+   *
+   * @generated from field: string server = 6;
+   */
+  server: string;
+
+  /**
+   * The name of the tool at its tool server, of which `name` was made; empty without a tool server.
+   *
+   * @generated from field: string server_tool_name = 7;
+   */
+  serverToolName: string;
+
+  /**
+   * What its tool server says about its effects; unset without a tool server.
+   *
+   * @generated from field: bough.v1.ToolHints hints = 8;
+   */
+  hints?: ToolHints | undefined;
+
+  /**
+   * JSON Schema of the structured part of its results, as text; empty for none.
+   *
+   * @generated from field: string output_schema_json = 9;
+   */
+  outputSchemaJson: string;
+
+  /**
+   * What happens to a call whose outcome is unknown. UNSPECIFIED for tools that run in the client.
+   *
+   * @generated from field: bough.v1.ToolRecovery on_recovery = 10;
+   */
+  onRecovery: ToolRecovery;
+
+  /**
+   * SHA-256, as hex, of what models and reviewers see of a tool of a tool server: the server, name, description and schemas. For the
+   * operator's Python tools, of name, description and schema; empty for built-in tools.
+   *
+   * @generated from field: string digest = 11;
+   */
+  digest: string;
+
+  /**
+   * How long a call may take if no ToolLink says otherwise; unset for any time.
+   *
+   * @generated from field: google.protobuf.Duration timeout = 12;
+   */
+  timeout?: Duration | undefined;
+
+  /**
+   * The group of callers that approve its calls. Empty: the user of the run, and callers with the role ADMIN.
+   *
+   * @generated from field: string approver_group = 13;
+   */
+  approverGroup: string;
 };
 
 /**
@@ -61,12 +162,172 @@ export type ToolInfo = Message<"bough.v1.ToolInfo"> & {
  * Use `create(ToolInfoSchema)` to create a new message.
  */
 export const ToolInfoSchema: GenMessage<ToolInfo> = /*@__PURE__*/
-  messageDesc(file_bough_v1_tool, 0);
+  messageDesc(file_bough_v1_tool, 1);
+
+/**
+ * A tool as a ToolService describes it.
+ *
+ * @generated from message bough.v1.ToolDefinition
+ */
+export type ToolDefinition = Message<"bough.v1.ToolDefinition"> & {
+  /**
+   * Its name, unique at its server: 1 to 512 characters. Agents call it by a name that is made of it, as ToolInfo.name.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * What the tool does, in the words that models read. At most 8 KiB are kept.
+   *
+   * @generated from field: string description = 2;
+   */
+  description: string;
+
+  /**
+   * JSON Schema of the arguments, as text: of an object, at most 64 KiB, with patterns that RE2 takes.
+   *
+   * @generated from field: string input_schema_json = 3;
+   */
+  inputSchemaJson: string;
+
+  /**
+   * JSON Schema of the first part of its results that is data, as text; empty for none. Bounded as the other.
+   *
+   * @generated from field: string output_schema_json = 4;
+   */
+  outputSchemaJson: string;
+
+  /**
+   * What it says about its effects. The operator may decide not to trust it.
+   *
+   * @generated from field: bough.v1.ToolHints hints = 5;
+   */
+  hints?: ToolHints | undefined;
+
+  /**
+   * How long a call may take; unset for what the operator says.
+   *
+   * @generated from field: google.protobuf.Duration timeout = 6;
+   */
+  timeout?: Duration | undefined;
+
+  /**
+   * What happens to a call whose outcome is unknown, if the operator does not say. UNSPECIFIED: RETRY, since calls with an equal key
+   * have an equal outcome.
+   *
+   * @generated from field: bough.v1.ToolRecovery on_recovery = 7;
+   */
+  onRecovery: ToolRecovery;
+
+  /**
+   * Whether every call must be approved. The operator may ask for approvals of other tools too.
+   *
+   * @generated from field: bool requires_approval = 8;
+   */
+  requiresApproval: boolean;
+};
+
+/**
+ * Describes the message bough.v1.ToolDefinition.
+ * Use `create(ToolDefinitionSchema)` to create a new message.
+ */
+export const ToolDefinitionSchema: GenMessage<ToolDefinition> = /*@__PURE__*/
+  messageDesc(file_bough_v1_tool, 2);
+
+/**
+ * A tool of a tool server that is not offered to agents.
+ *
+ * @generated from message bough.v1.RefusedTool
+ */
+export type RefusedTool = Message<"bough.v1.RefusedTool"> & {
+  /**
+   * Its name at its tool server.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Why it is not offered, and what to do, in a sentence.
+   *
+   * @generated from field: string reason = 2;
+   */
+  reason: string;
+};
+
+/**
+ * Describes the message bough.v1.RefusedTool.
+ * Use `create(RefusedToolSchema)` to create a new message.
+ */
+export const RefusedToolSchema: GenMessage<RefusedTool> = /*@__PURE__*/
+  messageDesc(file_bough_v1_tool, 3);
+
+/**
+ * A tool server that the operator has configured.
+ *
+ * @generated from message bough.v1.ToolServerInfo
+ */
+export type ToolServerInfo = Message<"bough.v1.ToolServerInfo"> & {
+  /**
+   * Its name, which ToolLink.server refers to.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * How it is called: "mcp" or "grpc".
+   *
+   * @generated from field: string kind = 2;
+   */
+  kind: string;
+
+  /**
+   * Whether this server is connected to it. Others may have another state.
+   *
+   * @generated from field: bough.v1.ToolServerState state = 3;
+   */
+  state: ToolServerState;
+
+  /**
+   * Why it is not READY, or why its list could not be read again, in a sentence; empty if nothing is wrong.
+   *
+   * @generated from field: string problem = 4;
+   */
+  problem: string;
+
+  /**
+   * How many of its tools are offered to agents.
+   *
+   * @generated from field: int32 tool_count = 5;
+   */
+  toolCount: number;
+
+  /**
+   * Those of its tools that are not offered, by name: the first 100.
+   *
+   * @generated from field: repeated bough.v1.RefusedTool refused = 6;
+   */
+  refused: RefusedTool[];
+
+  /**
+   * When its list was read last; unset if it was not.
+   *
+   * @generated from field: google.protobuf.Timestamp list_time = 7;
+   */
+  listTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message bough.v1.ToolServerInfo.
+ * Use `create(ToolServerInfoSchema)` to create a new message.
+ */
+export const ToolServerInfoSchema: GenMessage<ToolServerInfo> = /*@__PURE__*/
+  messageDesc(file_bough_v1_tool, 4);
 
 /**
  * Where the code of a tool is.
- *
- * Values 4 (MCP) and 5 (REMOTE) are reserved for a later version.
  *
  * @generated from enum bough.v1.ToolSource
  */
@@ -98,6 +359,20 @@ export enum ToolSource {
    * @generated from enum value: TOOL_SOURCE_CLIENT = 3;
    */
   CLIENT = 3,
+
+  /**
+   * A tool server of the operator's runs it, and is called by MCP.
+   *
+   * @generated from enum value: TOOL_SOURCE_MCP = 4;
+   */
+  MCP = 4,
+
+  /**
+   * A tool server of the operator's runs it, and is called by ToolService.
+   *
+   * @generated from enum value: TOOL_SOURCE_REMOTE = 5;
+   */
+  REMOTE = 5,
 }
 
 /**
@@ -105,4 +380,87 @@ export enum ToolSource {
  */
 export const ToolSourceSchema: GenEnum<ToolSource> = /*@__PURE__*/
   enumDesc(file_bough_v1_tool, 0);
+
+/**
+ * What happens to a call that was running when its outcome became unknown: the server was lost, or its connection to a tool server
+ * broke after the call had been sent.
+ *
+ * @generated from enum bough.v1.ToolRecovery
+ */
+export enum ToolRecovery {
+  /**
+   * Not known, or the tool runs in the client.
+   *
+   * @generated from enum value: TOOL_RECOVERY_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The call is made again, as its next attempt, under the same idempotency key.
+   *
+   * @generated from enum value: TOOL_RECOVERY_RETRY = 1;
+   */
+  RETRY = 1,
+
+  /**
+   * The call fails.
+   *
+   * @generated from enum value: TOOL_RECOVERY_FAIL = 2;
+   */
+  FAIL = 2,
+
+  /**
+   * The run asks, by an InputRequest of kind RECOVERY, whether it may be made again.
+   *
+   * @generated from enum value: TOOL_RECOVERY_ASK = 3;
+   */
+  ASK = 3,
+}
+
+/**
+ * Describes the enum bough.v1.ToolRecovery.
+ */
+export const ToolRecoverySchema: GenEnum<ToolRecovery> = /*@__PURE__*/
+  enumDesc(file_bough_v1_tool, 1);
+
+/**
+ * Whether the list of a tool server's tools can be read.
+ *
+ * @generated from enum bough.v1.ToolServerState
+ */
+export enum ToolServerState {
+  /**
+   * Unknown. A server never sends it.
+   *
+   * @generated from enum value: TOOL_SERVER_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * It has not answered yet.
+   *
+   * @generated from enum value: TOOL_SERVER_STATE_CONNECTING = 1;
+   */
+  CONNECTING = 1,
+
+  /**
+   * It is connected, and its list has been read.
+   *
+   * @generated from enum value: TOOL_SERVER_STATE_READY = 2;
+   */
+  READY = 2,
+
+  /**
+   * It cannot be reached, or its list cannot be read; `problem` says why. It is tried again, at least every 30 seconds.
+   *
+   * @generated from enum value: TOOL_SERVER_STATE_UNAVAILABLE = 3;
+   */
+  UNAVAILABLE = 3,
+}
+
+/**
+ * Describes the enum bough.v1.ToolServerState.
+ */
+export const ToolServerStateSchema: GenEnum<ToolServerState> = /*@__PURE__*/
+  enumDesc(file_bough_v1_tool, 2);
 

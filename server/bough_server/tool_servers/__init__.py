@@ -1,0 +1,1 @@
+"""Programs outside that serve tools: their settings, connections, lists of tools and calls."""
