@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,10 @@ from bench.servers import bough_server, model_server
 from bench.user_lists import measure_lists
 from bough.v1.access_service_pb2 import GetCallerRequest
 from bough.v1.access_service_pb2_grpc import AccessServiceStub
+from bough_server.auth.authentication import Authenticator
+from bough_server.auth.certificates import Peer
+from bough_server.auth.sections import AuthSection
+from bough_server.clock import SystemClock
 from tests.support.callers import KeyRing, bearer
 from tests.support.certificates import Authority, Issued
 from tests.support.issuer import Issuer, issuing
@@ -93,6 +98,7 @@ async def measure(folder: Path, *, rounds: int = ROUNDS, calls: int = CALLS) -> 
         _serving(folder, base_url=base_url, paced_base_url=paced_base_url) as servers,
     ):
         figures = [
+            *await _measure_proofs(servers, rounds=rounds, calls=calls),
             *await _measure_calls(servers, rounds=rounds, calls=calls),
             *await _measure_connections(servers, rounds=rounds),
             *await _measure_desk(servers, base_url, failures),
@@ -140,6 +146,31 @@ def _find_port() -> int:
         return int(bound.getsockname()[1])
 
 
+async def _measure_proofs(servers: Servers, *, rounds: int, calls: int) -> Sequence[Figure]:
+    """Measure what the proofs alone cost, without a server around them."""
+    section = AuthSection.model_validate({**servers.ring.auth, "oidc": [servers.issuer.section()]})
+    authenticator, token = Authenticator(section, {"*"}, clock=SystemClock()), servers.issuer.token()
+    await authenticator.prove([bearer(token)], Peer())  # fetches the keys
+
+    async def prove(make_token: Callable[[int], str]) -> float:
+        metadata = [[bearer(make_token(number))] for number in range(calls)]
+        start = time.thread_time()
+        for each in metadata:
+            await authenticator.prove(each, Peer())
+        return (time.thread_time() - start) * 1e6 / calls
+
+    proofs: Mapping[str, Callable[[int], str]] = {
+        KEY: partial(_keep, servers.key),
+        SEEN: partial(_keep, token),
+        NEW: lambda _: servers.issuer.token(jti=token_hex(8)),
+    }
+    costs = await _take_rounds({name: partial(prove, make_token) for name, make_token in proofs.items()}, rounds)
+    return [
+        Figure(case=CASE, what=f"CPU of the proof by {name} alone", unit="us", rounds=found)
+        for name, found in costs.items()
+    ]
+
+
 async def _measure_calls(servers: Servers, *, rounds: int, calls: int) -> Sequence[Figure]:
     token, issuer = servers.issuer.token(), servers.issuer
     async with AsyncExitStack() as stack:
@@ -147,7 +178,7 @@ async def _measure_calls(servers: Servers, *, rounds: int, calls: int) -> Sequen
         ways: Mapping[str, tuple[Program, str, grpc.ChannelCredentials | None, Callable[[int], str]]] = {
             KEY: (servers.proved, servers.proved.address, None, key),
             SEEN: (servers.proved, servers.proved.address, None, seen),
-            NEW: (servers.proved, servers.proved.address, None, lambda number: issuer.token(jti=str(number))),
+            NEW: (servers.proved, servers.proved.address, None, lambda _: issuer.token(jti=token_hex(8))),
             TLS: (servers.secured, servers.secured.address, servers.trust(), key),
             MTLS: (servers.secured, servers.mtls_address, servers.trust(servers.client), key),
         }

@@ -228,5 +228,5 @@ def test_only_commands_that_the_words_name_are_made(words: list[str], expected: 
     made = make_program(words)
     found = [each.name or each.callback.__name__ for each in made.registered_commands if each.callback]
     found += [each.name for each in made.registered_groups if isinstance(each.name, str)]
-    assert len(every) == 24
+    assert len(every) == 27
     assert found == (every if expected == "all" else expected)

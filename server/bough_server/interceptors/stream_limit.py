@@ -44,7 +44,7 @@ class StreamLimit(aio.ServerInterceptor):
             self._total += 1
             # Not at the end of the generator: the status waits behind a message that its client does not read, and
             # gRPC keeps both until then.
-            context.add_done_callback(lambda _: self._release(caller))  # type: ignore[arg-type] # stubs name a class that is not there
+            context.add_done_callback(lambda _: self._release(caller))  # type: ignore[arg-type] # no Protocol there
             async with aclosing(inner(request, context)) as messages:
                 async for message in messages:
                     yield message

@@ -335,16 +335,17 @@ def _delete(connection: Connection, *, scope: Scope, session_id: str) -> None:
 
 
 def _to_session(row: Row[Any]) -> session_pb2.Session:
+    columns = row._mapping  # the attributes of a row take five times as long
     session = session_pb2.Session(
-        session_id=row.session_id,
-        user_id=row.user_id,
-        current_run_id=row.current_run_id,
+        session_id=columns["session_id"],
+        user_id=columns["user_id"],
+        current_run_id=columns["current_run_id"],
     )
-    if row.labels != NO_LABELS:
-        session.labels.update(json.loads(row.labels))
-    set_time(session.create_time, row.create_time_ns)
-    if row.last_run_time_ns is not None:
-        set_time(session.last_run_time, row.last_run_time_ns)
+    if columns["labels"] != NO_LABELS:
+        session.labels.update(json.loads(columns["labels"]))
+    set_time(session.create_time, columns["create_time_ns"])
+    if columns["last_run_time_ns"] is not None:
+        set_time(session.last_run_time, columns["last_run_time_ns"])
     return session
 
 
