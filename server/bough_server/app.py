@@ -165,11 +165,10 @@ class App:
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
             score_events = _open_score_events(settings, stack)
-            evaluations = Evaluations(
-                _evaluation_dependencies(
-                    settings, runs, store=store, dependencies=dependencies, score_events=score_events
-                )
+            evaluation = _evaluation_dependencies(
+                settings, runs, store=store, dependencies=dependencies, score_events=score_events
             )
+            evaluations = Evaluations(evaluation)
             stack.push_async_callback(evaluations.close)
             if not is_embedded:  # a command connects to those only that its runs need
                 registry.tool_servers.start()
@@ -302,10 +301,9 @@ async def open_server(
 
     One inside a command, if that ends well, waits for the runs that other commands follow, and calls `on_wait` first.
     """
-    opening = App.open(
+    async with App.open(
         settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False, principal=principal
-    )
-    async with opening as app:
+    ) as app:
         yield app.address
         if is_embedded and app.runs.list_followed_runs():
             on_wait()
