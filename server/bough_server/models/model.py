@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from math import lcm
-from operator import mul
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
@@ -272,7 +271,7 @@ def cost_of(usage: usage_pb2.Usage, price: Price) -> int | None:
     written = min(usage.cache_write_tokens, fresh) if price.cache_write_per_million is not None else 0
     numerators, denominator = _scale_rates(price)
     tokens = fresh - written, cached, written, usage.output_tokens
-    exact = _NANOS * sum(map(mul, tokens, numerators))
+    exact = _NANOS * sum(count * rate for count, rate in zip(tokens, numerators, strict=True))
     return min((2 * exact + denominator) // (2 * denominator), _LARGEST_COST)
 
 

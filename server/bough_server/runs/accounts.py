@@ -57,8 +57,10 @@ class AccountBalance:
 
     @property
     def left_nanos(self) -> int | None:
-        """What is left for further model calls; None if it is not known yet. It can be too low, as charges of the last
-        moments may count twice until the next read."""
+        """What is left for further model calls; None if it is not known yet.
+
+        It can be too low: charges of the last moments may count twice until the next read.
+        """
         if self._balance is None:
             return None
         charged = self._charged - self._charged_before + self._uncommitted
@@ -112,8 +114,14 @@ class AccountBalance:
         return apply
 
     async def share_read(self, read: Callable[["AccountBalance"], Awaitable[None]]) -> None:
-        """Read what is left; callers at the same time share one read, which is not cancelled with one of them."""
-        if self._reading is None or self._reading.done():
+        """Read what is left; callers at the same time share one read, which is not cancelled with one of them.
+
+        The read begins after the call: one in progress may not hold what was paid before it.
+        """
+        earlier = self._reading
+        if earlier is not None:
+            await asyncio.wait({earlier})
+        if self._reading is earlier or self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(_await(read(self)))
         await asyncio.shield(self._reading)
 
