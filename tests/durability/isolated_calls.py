@@ -149,6 +149,7 @@ SAMPLES: Final[Mapping[str, Sample]] = {
     "ValidateAgents": lambda _: v1.ValidateAgentsRequest(definitions=[ECHO]),
     "ListTools": lambda _: v1.ListToolsRequest(page_size=1),
     "ListModels": lambda _: v1.ListModelsRequest(page_size=1),
+    "ListToolServers": lambda _: v1.ListToolServersRequest(page_size=1),
     "GetInvocation": lambda own: v1.GetInvocationRequest(run_id=own.runs["ended"]),
     "AggregateEvents": lambda _: v1.AggregateEventsRequest(),
     "Evaluate": lambda own: v1.EvaluateRequest(eval_set=_eval_set()),
