@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from bough.v1 import event_pb2, execution_pb2, input_pb2
+from bough.v1 import agent_pb2, event_pb2, execution_pb2, input_pb2
 from bough_server import Context, RunError, Snapshot, Update, handler, node, router, tool
 from bough_server.agents.function import agent
+from bough_server.errors import InvalidRequest
 from bough_server.functions import Function
 from bough_server.models.model import ModelRequest
 from tests.support.composite_agents import sequence
@@ -136,6 +137,44 @@ async def test_a_join_whose_branch_was_skipped_runs_with_what_came(tmp_path: Pat
     assert answer_of(log) == "left"
 
 
+async def test_a_join_that_leads_to_itself_does_not_wait_for_itself(tmp_path: Path) -> None:
+    @router(name="once")
+    def once(output: Any, snapshot: Snapshot) -> str:
+        return "END" if snapshot.visit == 1 else "n"
+
+    text = """
+    graph:
+      max_supersteps: 9
+      nodes:
+        - {name: a, function: echo}
+        - {name: n, function: echo, join: ALL, input: a}
+        - {name: x, function: echo}
+        - {name: y, function: y}
+      edges: [[START, a, n], [START, x, y, a]]
+      branches: [{source: n, function: once, targets: [n, END]}]
+    """
+    log = await run_of(tmp_path, text, once, giving("y", "second"))
+    assert [each for each in visits(log) if each[0] == "n"] == [("n", 1, ["a"]), ("n", 3, ["n", "a"])]
+
+
+async def test_cases_are_equal_as_json_is_and_a_router_changes_nothing_that_others_get(tmp_path: Path) -> None:
+    @router(name="spoils")
+    def spoil(output: Any, snapshot: Snapshot) -> str:
+        output["a"] = "spoiled"
+        return "b"
+
+    text = """
+    graph:
+      nodes: [{name: s, function: s}, {name: b, function: echo}, {name: c}]
+      edges: [[b, END], [c, END]]
+      branches:
+        - {source: START, path: "", otherwise: s, cases: {x: c}}
+        - {source: s, function: spoils, targets: [b]}
+        - {source: b, path: "", cases: [{value: {a: [1]}, target: END}]}
+    """
+    assert answer_of(await run_of(tmp_path, text, giving("s", {"a": [1.0]}), spoil)) == '{"a":[1.0]}'
+
+
 async def test_two_branches_of_a_node_choose_independently_and_no_choice_is_no_route(tmp_path: Path) -> None:
     text = """
     graph:
@@ -249,6 +288,25 @@ async def test_a_wrong_value_of_an_unknown_type_is_refused_when_it_arrives(tmp_p
     assert error_of(log) == ("TYPE_MISMATCH", "add: any -> add: 'x' is not of type 'integer'.")
 
 
+async def test_what_another_agent_answers_after_a_transfer_is_checked_when_it_arrives(tmp_path: Path) -> None:
+    @node
+    def shout(value: str) -> str:
+        return value.upper()
+
+    text = """
+    graph: {nodes: [{name: n, agent: first}, {name: shout, function: shout}], edges: [[START, n, shout, END]]}
+    sub_agents: [first]
+    """
+    second = llm("second")
+    second.output_schema_json = '{"type": "object"}'
+    link = agent_pb2.AgentLink(agent="second", link_mode=agent_pb2.LINK_MODE_TRANSFER)
+    first = llm("first")
+    first.sub_agents.append(link)
+    turns = script(first=[calls(call("transfer_to_agent", agent_name="second"))], second=['{"k": 1}'])
+    log = await run_of(tmp_path, text, shout, turns=turns, definitions=[first, second])
+    assert error_of(log) == ("TYPE_MISMATCH", "shout: n -> shout: {'k': 1} is not of type 'string'.")
+
+
 async def test_a_failure_is_handled_beside_a_sibling_and_leaves_it_running(tmp_path: Path) -> None:
     text = """
     graph:
@@ -317,6 +375,25 @@ async def test_agents_in_nodes_remember_the_conversation_unless_their_scope_is_n
         assert [text for text in told if not text.startswith("For context")] == expected
 
 
+async def test_an_agent_that_is_visited_again_with_the_graph_s_input_hears_it_again(tmp_path: Path) -> None:
+    @router(name="twice")
+    def twice(output: Any, snapshot: Snapshot) -> str:
+        return "END" if snapshot.visit == 1 else "n"
+
+    heard: list[ModelRequest] = []
+    text = """
+    graph:
+      max_supersteps: 9
+      nodes: [{name: n, agent: a, input: START}]
+      edges: [[START, n]]
+      branches: [{source: n, function: twice, targets: [n, END]}]
+    sub_agents: [a]
+    """
+    await run_of(tmp_path, text, twice, turns=script(a=["one", "two"]), definitions=[llm("a")], heard=heard)
+    told = [[part.text for message in request.messages for part in message.parts] for request in heard]
+    assert told == [["Go."], ["Go.", "one", "Go."]]
+
+
 @handler
 def remember(value: Any, snapshot: Snapshot) -> Update:
     said = [{"role": "ROLE_USER", "parts": [{"text": value}]}]
@@ -369,9 +446,19 @@ async def test_a_function_with_a_context_calls_only_the_tools_that_it_names(tmp_
             return [str(await ctx.call_tool("look", what=value)), error.reason_name, *offered]
         return []
 
-    text = "graph: {nodes: [{name: n, function: use}], edges: [[START, n, END]]}"
-    log = await run_of(tmp_path, text, use, tools=[look], said="leaf")
-    assert json.loads(answer_of(log)) == ["leaf is red", "UNKNOWN_TOOL", "look"]
+    @node(tools=["look"])
+    async def use_beside(ctx: Context, value: str) -> list[list[str]]:
+        return await ctx.map(use.function, [value])
+
+    text = """
+    graph:
+      nodes: [{name: n, function: %s}, {name: t, tool: set_state, input: {key: START, value: n}}]
+      edges: [[START, n, END], [n, t]]
+    """
+    for name in ("use", "use_beside"):
+        log = await run_of(tmp_path / name, text % name, use, use_beside, tools=[look], said="leaf")
+        used = json.loads(answer_of(log))
+        assert (used if name == "use" else used[0]) == ["leaf is red", "UNKNOWN_TOOL", "look"]
 
 
 async def test_an_exit_in_a_node_ends_the_graph_and_what_is_above_it(tmp_path: Path) -> None:
@@ -494,6 +581,56 @@ async def test_a_fork_with_another_output_of_a_node_runs_nothing_before_it(tmp_p
             await check_replay(harness, again)
             assert (ran, answer_of(again)) == (expected, "edited!" if expected else "other")
         assert again[end.sequence - 1].run_forked.origin.sequence == end.sequence - 1
+
+
+async def test_a_fork_gives_an_output_to_a_visit_that_failed_before_its_work(tmp_path: Path) -> None:
+    @node
+    def add(value: int) -> int:
+        return value + 1
+
+    text = "graph: {nodes: [{name: any, function: any}, {name: add, function: add}], edges: [[START, any, add, END]]}"
+    async with open_team(tmp_path, script(), graph(text), functions=[giving("any", "x"), add]) as harness:
+        run = await harness.start("lead")
+        log = [event async for event in harness.follow(run)]
+        end = having(log, "node_failed")[0]
+        edits = [{"sequence": end.sequence, "output_json": "7"}]
+        forked = await harness.fork(run, end.sequence, node_outputs=edits)
+        again = [event async for event in harness.follow(forked)]
+        await check_replay(harness, again)
+    assert answer_of(again) == "7"
+
+
+async def test_a_fork_edits_no_visit_whose_work_is_under_way_where_it_starts(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    @agent
+    async def slow(ctx: Context, input: str) -> str:
+        """Does something after the other node."""
+        for _ in range(3):
+            await ctx.now()
+
+        async def act() -> None:
+            done.append("slow")
+
+        await ctx.step("act", act)
+        return "slow"
+
+    text = """
+    graph:
+      nodes: [{name: a, function: echo}, {name: b, agent: slow}, {name: z, join: ALL, input: {a: a, b: b}}]
+      edges: [[START, a, z, END], [START, b, z]]
+    sub_agents: [slow]
+    """
+    async with open_team(tmp_path, script(), graph(text), functions=[echo], code_agents=[slow]) as harness:
+        run = await harness.start("lead")
+        log = [event async for event in harness.follow(run)]
+        first, second = having(log, "node_completed")[:2]
+        edits = [{"sequence": end.sequence, "output_json": '"edited"'} for end in (first, second)]
+        with pytest.raises(InvalidRequest, match=f"work of the visit was under way at sequence {first.sequence - 1}"):
+            await harness.fork(run, second.sequence, node_outputs=edits)
+        forked = await harness.fork(run, second.sequence, node_outputs=edits[1:])
+        again = [event async for event in harness.follow(forked)]
+    assert (json.loads(answer_of(again)), done) == ({"a": "hello", "b": "edited"}, ["slow"])
 
 
 async def test_a_model_node_is_asked_again_for_an_answer_that_does_not_fit(tmp_path: Path) -> None:

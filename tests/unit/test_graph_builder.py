@@ -6,6 +6,7 @@ from textwrap import dedent
 import pytest
 from pydantic import BaseModel
 
+from bough.v1 import agent_pb2, policy_pb2
 from bough_server import Graph, Snapshot, handler, node, reducer, router
 from bough_server.agents.graph.builder import Constant
 from bough_server.agents.loading import load_python, source_problems
@@ -106,6 +107,28 @@ def test_a_decorated_function_is_a_node_of_its_graph_alone() -> None:
         ("double", "g_double"),
     ]
     assert list(made.functions) == ["g_measure", "g_double"]
+
+
+def test_a_function_of_a_graph_with_a_long_name_may_be_named_itself() -> None:
+    made = Graph("g" * 50, description="Counts.")
+
+    def measure_all_of(value: str) -> int:
+        return len(value)
+
+    with pytest.raises(TypeError, match="pass name="):
+        made.function(measure_all_of)
+    assert made.function(measure_all_of, name="measure").name == "measure"
+    assert [(each.name, each.function) for each in made.definition.graph.nodes] == [("measure_all_of", "measure")]
+
+
+def test_two_links_to_one_agent_with_different_options_are_refused() -> None:
+    made = Graph("g", description="d")
+    link = agent_pb2.AgentLink(agent="writer", limits=policy_pb2.Limits(tool_calls=1))
+    for name, agent in (("one", link), ("two", link), ("three", "writer")):
+        made.agent(name, agent)
+    assert list(made.definition.sub_agents) == [link]
+    with pytest.raises(TypeError, match="The nodes 'one' and 'four' link the agent 'writer' with different options"):
+        made.agent("four", agent_pb2.AgentLink(agent="writer"))
 
 
 def test_an_option_that_no_node_has_is_refused() -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from bough_server import handler, node
 from bough_server.agents.definition import parse_definition
+from bough_server.agents.graph.topology import build_topology
+from bough_server.agents.graph.types import GraphTypes
 from bough_server.agents.graph.validation import graph_notes
-from bough_server.agents.validation import Known, names_for, validate
+from bough_server.agents.validation import Known, names_of_catalog, validate
 from bough_server.documents.yaml import parse_documents
 from tests.support.graphs import graph
 from tests.support.teams import llm
@@ -210,6 +212,14 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
             "graph.nodes[0].agent: 'writer' is not one of its sub_agents.",
         ),
         (
+            "{nodes: [{name: a}, {name: b, function: measure, input: 'a?'}], edges: [[START, a, b, END]]}",
+            "graph.nodes[1].input: 'input' gives string | null, 'b' takes string. null does not fit.",
+        ),
+        (
+            "{nodes: [{name: a, tool: {name: search, timeout: -1s}, input: {query: START}}], edges: [[START, a, END]]}",
+            "graph.nodes[0].tool.timeout: must be longer than 0 s.",
+        ),
+        (
             "{nodes: [{name: a, model: {model: defalt}}], edges: [[START, a, END]]}",
             "graph.nodes[0].model.model: There is no model 'defalt'. Did you mean 'default'?",
         ),
@@ -217,6 +227,30 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
 )
 def test_what_no_run_could_get_right_is_refused(text: str, problem: str) -> None:
     assert problems_of(f"graph: {text}") == [problem]
+
+
+def test_values_that_may_be_objects_may_be_merged() -> None:
+    text = """
+    graph:
+      nodes:
+        - {name: a, ask: {prompt: A}, output_schema: {type: [object, "null"]}}
+        - {name: b, ask: {prompt: B}, output_schema: {type: object}}
+        - {name: c, join: ALL}
+      edges: [[START, a, c, END], [START, b, c]]
+    """
+    assert problems_of(text) == []
+
+
+def test_an_input_of_a_type_that_has_changed_since_the_graph_was_checked_is_checked_in_each_run() -> None:
+    definition = graph(
+        """
+        graph:
+          nodes: [{name: a, function: measure}, {name: b, function: spell, input: a.x}]
+          edges: [[START, a, b, END]]
+        """
+    )
+    types = GraphTypes(definition, build_topology(definition.graph), names_of_catalog(KNOWN, {}))
+    assert not types.is_proved("b", ["a"])
 
 
 def test_links_of_nodes_say_nothing_that_the_node_says() -> None:
@@ -250,7 +284,7 @@ def test_notes_name_what_each_run_checks_and_what_an_author_may_not_expect() -> 
     """
     definition = graph(text)
     assert problems_of(text) == []
-    assert [f"{field}: {note}" for field, note in graph_notes(definition, names_for(KNOWN, {}))] == [
+    assert [f"{field}: {note}" for field, note in graph_notes(definition, names_of_catalog(KNOWN, {}))] == [
         "graph.edges[1]: 'any' gives any, 'add' takes integer: checked in each run.",
         "graph.nodes[2].name: Nothing leads on from 'last': its output is dropped.",
         "graph.end_join: 'any' leads to END and to 'add': the graph ends before those run. Set ALL to let them.",

@@ -17,6 +17,7 @@ from bough_server.agents.validation_bounds import (
     bound_problems,
     history_problems,
     settings_problems,
+    tool_link_problems,
     unknown_models,
 )
 from bough_server.agents.validation_links import naming_problems, rule_circles, structure_problems
@@ -237,7 +238,7 @@ def _llm(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Defin
     yield from _tools(definition, known)
 
 
-def names_for(known: Known, agents: Mapping[str, agent_pb2.AgentDefinition]) -> Names:
+def names_of_catalog(known: Known, agents: Mapping[str, agent_pb2.AgentDefinition]) -> Names:
     """Return what the names in a graph stand for; `agents` are all agents by name."""
     return Names(agent=agents.get, tool_schema=known.tool_schemas.get, function=known.node_functions.get)
 
@@ -246,14 +247,13 @@ def _graph(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[Def
     if not definition.HasField("graph"):
         return
     known = world.known
-    names = names_for(known, world.agents)
+    names = names_of_catalog(known, world.agents)
     yield from (DefinitionProblem(*each) for each in graph_problems(definition, names))
     for link, place in tool_places(definition.graph):
         yield from _tool_problems(link, place, known)
         if link.name in SPECS and link.name not in OF_STATE:
             yield DefinitionProblem(f"{place}.name", f"{link.name!r} is for models of agents: a graph routes by edges.")
-        if link.max_calls_per_run < 0:
-            yield DefinitionProblem(f"{place}.max_calls_per_run", "must not be negative.")
+        yield from (DefinitionProblem(*each) for each in tool_link_problems(link, place))
     for index, node in enumerate(definition.graph.nodes):
         place, model = f"graph.nodes[{index}].model", node.model
         if not node.HasField("model"):

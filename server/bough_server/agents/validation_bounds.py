@@ -55,11 +55,16 @@ def _llm_problems(llm: agent_pb2.LlmAgent) -> Iterator[FieldProblem]:
     if llm.HasField("max_steps") and llm.max_steps < 1:
         yield "llm.max_steps", "must be at least 1."
     for index, link in enumerate(llm.tools):
-        if link.max_calls_per_run < 0:
-            yield f"llm.tools[{index}].max_calls_per_run", "must not be negative."
-        if link.HasField("timeout"):
-            yield from _positive_problems(link.timeout, f"llm.tools[{index}].timeout")
+        yield from tool_link_problems(link, f"llm.tools[{index}]")
     yield from settings_problems(llm.settings, "llm.settings")
+
+
+def tool_link_problems(link: agent_pb2.ToolLink, place: str) -> Iterator[FieldProblem]:
+    """Yield every problem of the numbers of a link to a tool."""
+    if link.max_calls_per_run < 0:
+        yield f"{place}.max_calls_per_run", "must not be negative."
+    if link.HasField("timeout"):
+        yield from _positive_problems(link.timeout, f"{place}.timeout")
 
 
 def settings_problems(settings: model_pb2.ModelSettings, place: str) -> Iterator[FieldProblem]:

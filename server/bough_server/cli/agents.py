@@ -75,17 +75,17 @@ async def _draw(target: Target, name: str, *, run: str) -> ExitCode:
     from bough.v1 import follow_pb2
     from bough_server.cli.connection import connect, resolve_run
     from bough_server.cli.output import print_line
-    from bough_server.cli.render.graphs import GRAPH_EVENTS, Travelled, mermaid_lines
+    from bough_server.cli.render.graphs import GRAPH_EVENTS, GraphPath, mermaid_lines
     from bough_server.errors import ConfigurationError
 
     async with connect(target, is_reading=True) as connection:
-        client, travelled, revision = connection.client, None, ""
+        client, path, revision = connection.client, None, ""
         if run:
             run_id = await resolve_run(client, run)
             names = ("agent.run.started", *GRAPH_EVENTS)
             async with client.watch(run_id, until=follow_pb2.WATCH_UNTIL_CURRENT, event_names=names) as stream:
                 log = [event async for event in stream]
-            travelled = Travelled(log, name)
+            path = GraphPath(log, name)
             used = {ref.name: ref.revision for event in log for ref in event.run_started.definition_refs}
             if name not in used:
                 raise ConfigurationError(f"The run {run_id} does not reach an agent {name!r}.")
@@ -93,7 +93,7 @@ async def _draw(target: Target, name: str, *, run: str) -> ExitCode:
         agent = await client.catalog.get_agent(name, revision=revision)
     if not agent.definition.HasField("graph"):
         raise ConfigurationError(f"{name!r} is no graph: `bough agents show {name}` shows what it is.")
-    for line in mermaid_lines(agent.definition, travelled):
+    for line in mermaid_lines(agent.definition, path):
         print_line(line)
     return ExitCode.YES
 
@@ -136,7 +136,7 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
         read_sources,
         source_problems,
     )
-    from bough_server.agents.validation import names_for
+    from bough_server.agents.validation import names_of_catalog
     from bough_server.agents.validation_links import find_call_cycles
     from bough_server.cli.definitions import files_of, load_known_names
     from bough_server.cli.output import print_line
@@ -170,7 +170,7 @@ async def _validate(target: Target, paths: list[Path]) -> ExitCode:
         str(source.problem(*note))
         for source in sources
         if source.definition.HasField("graph")
-        for note in graph_notes(source.definition, names_for(known, named))
+        for note in graph_notes(source.definition, names_of_catalog(known, named))
     ]
     for note in notes:
         print_stderr(f"note: {note}")

@@ -99,7 +99,7 @@ def find_fork_point(
         sequence = find_start_under_policy(log, sequence, policy)
     shared = [event for event in log if event.sequence <= sequence]
     check_edits(edited, shared, last_sequence=sequence)
-    check_edited_visits(visits, shared)
+    check_edited_visits(visits, log, last_sequence=sequence)
     _check_input_change(request.changes, sequence)
     return ForkPoint(shared=shared, sequence=sequence, edited=edited, visits=tuple(end.effect_key for end in visits))
 

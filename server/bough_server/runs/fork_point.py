@@ -121,20 +121,36 @@ def find_edited_visits(
     return [ends[edited.sequence] for edited in changes.node_outputs]
 
 
-def check_edited_visits(visits: Sequence[event_pb2.AgentEvent], shared: Sequence[event_pb2.AgentEvent]) -> None:
-    """Raise InvalidRequest for edits of visits that start after the fork point."""
-    begun = {event.effect_key for event in shared if event.HasField("node_started")}
-    last = shared[-1].sequence if shared else 0
-    wrong = [
-        FieldViolation(
-            field=f"changes.node_outputs[{index}].sequence",
-            description=f"The visit started after sequence {last}, where this fork starts.",
-        )
-        for index, end in enumerate(visits)
-        if end.effect_key not in begun and end.sequence != last + 1
-    ]
+def check_edited_visits(
+    visits: Sequence[event_pb2.AgentEvent], log: Sequence[event_pb2.AgentEvent], *, last_sequence: int
+) -> None:
+    """Raise InvalidRequest for edits of visits that start after the fork point, or whose work is under way there."""
+    begun = {event.effect_key for event in log if event.sequence <= last_sequence and event.HasField("node_started")}
+    wrong: list[FieldViolation] = []
+    for index, end in enumerate(visits):
+        description = ""
+        if end.effect_key not in begun and end.sequence != last_sequence + 1:
+            description = f"The visit started after sequence {last_sequence}, where this fork starts."
+        elif _is_under_way(end, log, last_sequence):
+            description = (
+                f"The work of the visit was under way at sequence {last_sequence}, where this fork starts: the fork "
+                "would go on with it, although its output is replaced. Edit it in a separate fork."
+            )
+        if description:
+            wrong.append(FieldViolation(field=f"changes.node_outputs[{index}].sequence", description=description))
     if wrong:
         raise InvalidRequest(wrong)
+
+
+def _is_under_way(end: event_pb2.AgentEvent, log: Sequence[event_pb2.AgentEvent], last_sequence: int) -> bool:
+    """Whether a log has work of a visit up to a sequence and more of it behind."""
+    visit = end.effect_key
+    work = {
+        event.sequence <= last_sequence
+        for event in log
+        if event.sequence < end.sequence and event.effect_key != visit and keys.covers(visit, event.effect_key)
+    }
+    return len(work) == 2
 
 
 def check_edits(

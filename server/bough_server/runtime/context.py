@@ -193,7 +193,11 @@ class LaneContext:
             return []
         group = self._lane.next_key("")
         async with self._lane.guard_effect(group):
-            return await _run_lanes(self._lane, group, codes)
+            return await _run_lanes(self._lane, group, codes, self._build_context)
+
+    def _build_context(self, lane: Lane) -> Context:
+        """Return the context of code that runs in a lane below this one's."""
+        return LaneContext(lane)
 
     async def now(self) -> datetime:
         """Return the current time; a replay returns the recorded one."""
@@ -303,7 +307,12 @@ def _bind_arguments(fn: Callable[..., Awaitable[T]], *arguments: object) -> Call
     return lambda ctx: fn(ctx, *arguments)
 
 
-async def _run_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
+async def _run_lanes(
+    lane: Lane,
+    group: str,
+    codes: Sequence[Callable[[Context], Awaitable[T]]],
+    build_context: Callable[[Lane], Context],
+) -> list[T]:
     """Run code in lanes of one group, and return the results when all have ended."""
     execution, running = lane.execution, lane.running
     lanes = [
@@ -311,7 +320,9 @@ async def _run_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context],
         for place in range(len(codes))
     ]
     pairs = zip(lanes, codes, strict=True)
-    tasks = [execution.scheduler.spawn(below.scope, _run_lane(below, code)) for below, code in pairs]
+    tasks = [
+        execution.scheduler.spawn(below.scope, _run_lane(below, code, build_context(below))) for below, code in pairs
+    ]
     running.lanes.update({task: below.scope for task, below in zip(tasks, lanes, strict=True)})
     await execution.scheduler.join(*tasks)
     for task in tasks:
@@ -328,10 +339,10 @@ async def _run_lanes(lane: Lane, group: str, codes: Sequence[Callable[[Context],
     return [task.result() for task in tasks]
 
 
-async def _run_lane(lane: Lane, code: Callable[[Context], Awaitable[T]]) -> T:
+async def _run_lane(lane: Lane, code: Callable[[Context], Awaitable[T]], ctx: Context) -> T:
     """Run one lane of an agent's code to its end, and record what it left of the state."""
     try:
-        result = await code(LaneContext(lane))
+        result = await code(ctx)
         await lane.record_state()
         return result
     except (KeyboardInterrupt, SystemExit) as error:  # they would end the server's event loop

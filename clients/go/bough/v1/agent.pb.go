@@ -2019,7 +2019,7 @@ type GraphBranch struct {
 	By isGraphBranch_By `protobuf_oneof:"by"`
 	// The targets by value; if the value is a list, each of its items chooses.
 	Cases []*BranchCase `protobuf:"bytes,4,rep,name=cases,proto3" json:"cases,omitempty"`
-	// The target of a value that no case has. Empty for none: the graph then fails with NO_ROUTE.
+	// The target of a value that no case has. Empty for none: the source's visit, or at START the graph, then fails with NO_ROUTE.
 	Otherwise string `protobuf:"bytes,5,opt,name=otherwise,proto3" json:"otherwise,omitempty"`
 	// The nodes, or END, that the router may return.
 	Targets       []string `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"`

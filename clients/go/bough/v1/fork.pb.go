@@ -88,7 +88,8 @@ type ForkChanges struct {
 	// Tool calls with another outcome than the recorded one. The fork begins right before the first of their ends.
 	ToolResults []*EditedResult `protobuf:"bytes,3,rep,name=tool_results,json=toolResults,proto3" json:"tool_results,omitempty"`
 	// Visits of graphs' nodes with another output than the recorded one, or than the recorded failure. The fork begins right before the
-	// first of their ends; what the node does with its output, such as writes and routing, happens again.
+	// first of their ends; what the node does with its output, such as writes and routing, happens again. The work of none of the visits
+	// is under way there: agents and functions would go on with it.
 	NodeOutputs   []*EditedNodeOutput `protobuf:"bytes,4,rep,name=node_outputs,json=nodeOutputs,proto3" json:"node_outputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

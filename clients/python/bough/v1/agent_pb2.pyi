@@ -1018,7 +1018,7 @@ class GraphBranch(_message.Message):
     function: _builtins.str
     """The name of an operator's router, which returns one of `targets` or a list of them."""
     otherwise: _builtins.str
-    """The target of a value that no case has. Empty for none: the graph then fails with NO_ROUTE."""
+    """The target of a value that no case has. Empty for none: the source's visit, or at START the graph, then fails with NO_ROUTE."""
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___BranchCase]:
         """The targets by value; if the value is a list, each of its items chooses."""

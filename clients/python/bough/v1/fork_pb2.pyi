@@ -91,7 +91,8 @@ class ForkChanges(_message.Message):
     @_builtins.property
     def node_outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EditedNodeOutput]:
         """Visits of graphs' nodes with another output than the recorded one, or than the recorded failure. The fork begins right before the
-        first of their ends; what the node does with its output, such as writes and routing, happens again.
+        first of their ends; what the node does with its output, such as writes and routing, happens again. The work of none of the visits
+        is under way there: agents and functions would go on with it.
         """
 
     def __init__(

@@ -11,6 +11,7 @@ from bough_server.agents.definition import revision
 from bough_server.agents.graph.channels import Channels
 from bough_server.agents.graph.inputs import Sources, read_start
 from bough_server.agents.graph.routing import route
+from bough_server.agents.graph.structure import tool_places
 from bough_server.agents.graph.topology import END, START, Topology, build_topology
 from bough_server.agents.graph.types import GraphTypes, Names
 from bough_server.agents.graph.units import Units
@@ -45,7 +46,7 @@ class GraphAgent:
     @property
     def tool_links(self) -> Sequence[agent_pb2.ToolLink]:
         """The tools of all nodes and of their functions, each once."""
-        links = {link.name: link for link in links_of_tools(self.definition.graph)}
+        links = {link.name: link for link, _ in tool_places(self.definition.graph)}
         for node in self.definition.graph.nodes:
             function = self._functions.get(node.function) if node.HasField("function") else None
             for name in function.tools if isinstance(function, NodeFunction) else ():
@@ -59,21 +60,13 @@ class GraphAgent:
         node handles, beginning with the node's name.
         """
         lane = lane_of(ctx)
-        types = GraphTypes(self.definition, self._topology, names_in(lane.running.resolver))
+        names = names_of_run(lane.running.resolver)
+        types = GraphTypes(self.definition, self._topology, names, trusts_agents=False)
         graph = _Dag if self._topology.is_dag else _Supersteps
         return await graph(lane, self.definition, self._topology, types).run(input)
 
 
-def links_of_tools(graph: agent_pb2.GraphAgent) -> Sequence[agent_pb2.ToolLink]:
-    """Return the links to tools of all nodes, in the order of the nodes."""
-    found: list[agent_pb2.ToolLink] = []
-    for node in graph.nodes:
-        found += [node.tool] if node.HasField("tool") else []
-        found += [*node.model.tools, *node.tools.tools]
-    return found
-
-
-def names_in(resolver: Resolver) -> Names:
+def names_of_run(resolver: Resolver) -> Names:
     """Return what the names of nodes stand for in a run."""
 
     def find_tool(name: str) -> str | None:
@@ -366,7 +359,8 @@ class _Dag(_Graph):
 
 def _is_complete(topology: Topology, name: str, delivered: Mapping[str, Any], active: set[str]) -> bool:
     """Return whether each predecessor of a node has sent a value, or cannot any more."""
-    missing = (before for before in topology.predecessors[name] if before not in delivered)
+    # A node that leads to itself sends itself nothing before it runs.
+    missing = (before for before in topology.predecessors[name] if before not in delivered and before != name)
     return not any(topology.can_reach(active, before, without=name) for before in missing)
 
 

@@ -78,10 +78,20 @@ class Graph:
     # Nodes
 
     def agent(self, name: str, agent: str | agent_pb2.AgentLink = "", /, **options: Any) -> str:
-        """Add a node that runs an agent, default: the one of the node's name. See `node` for the options."""
+        """Add a node that runs an agent, default: the one of the node's name. See `node` for the options.
+
+        Nodes of one agent share its link. Raises TypeError for another link than that of a node before.
+        """
         link = agent if isinstance(agent, agent_pb2.AgentLink) else agent_pb2.AgentLink(agent=agent or name)
-        if not any(each.agent == link.agent for each in self.definition.sub_agents):
+        known = next((each for each in self.definition.sub_agents if each.agent == link.agent), None)
+        if known is None:
             self.definition.sub_agents.append(link)
+        elif isinstance(agent, agent_pb2.AgentLink) and known != link:
+            first = next((each.name for each in self._graph.nodes if each.agent == link.agent), "sub_agents")
+            raise TypeError(
+                f"The nodes {first!r} and {name!r} link the agent {link.agent!r} with different options. A graph has "
+                "one link to an agent: give it to the first of them."
+            )
         return self._add(agent_pb2.GraphNode(name=name, agent=link.agent), options)
 
     def tool(self, name: str, tool: str | agent_pb2.ToolLink = "", /, **options: Any) -> str:
@@ -99,10 +109,11 @@ class Graph:
     ) -> NodeFunction | Callable[[Callable[..., Any]], NodeFunction]:
         """Add a node that calls a function: `graph.function(code)`, or as a decorator, with the node's name or without.
 
-        `version` and `tools` are those of `@node`; see `node` for the other options.
+        `name`, `version` and `tools` are those of `@node`, the name by default the graph's, `_` and the node's; see
+        `node` for the other options.
         """
         line = sys._getframe(1).f_lineno
-        version, tools = options.pop("version", "1"), options.pop("tools", ())
+        own_name, version, tools = options.pop("name", ""), options.pop("version", "1"), options.pop("tools", ())
         given = function if isinstance(function, str) else ""
 
         def add(code: Callable[..., Any]) -> NodeFunction:
@@ -110,7 +121,7 @@ class Graph:
             made = code if isinstance(code, NodeFunction) else None
             if made is None:
                 # Graphs of one project may have nodes of the same name.
-                made = make_node(name=f"{self.name}_{name}", version=version, tools=tools)(code)
+                made = make_node(name=own_name or f"{self.name}_{name}", version=version, tools=tools)(code)
             self._keep(made)
             self._add(agent_pb2.GraphNode(name=name, function=made.name), options, line=line)
             return made

@@ -6,7 +6,7 @@ from typing import Any
 
 from bough.v1 import agent_pb2, error_pb2
 from bough_server.agents.graph.topology import Topology, targets_of_branch
-from bough_server.agents.graph.values import MISSING, json_key, parse_inner_path, walk
+from bough_server.agents.graph.values import MISSING, copy_value, json_key, parse_inner_path, walk
 from bough_server.errors import RunError
 from bough_server.functions import Function, Router, Snapshot
 
@@ -20,7 +20,7 @@ def route(
         if branch.HasField("function"):
             router = functions[branch.function]
             assert isinstance(router, Router)  # checked when the run started
-            chosen.update(_check_choice(branch, router.choose(value, snapshot())))
+            chosen.update(_check_choice(branch, router.choose(copy_value(value), snapshot())))
         else:
             chosen.update(_choose(branch, value))
     return sorted(chosen)

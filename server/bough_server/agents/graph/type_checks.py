@@ -9,6 +9,7 @@ from bough_server.agents.graph.topology import END, START, Link, Topology, find_
 from bough_server.agents.graph.types import ERROR, GraphTypes
 from bough_server.agents.graph.values import parse_inner_path
 from bough_server.matching.json_types import ANY, Fit, Verdict, assignable, describe, is_any, parse, type_at
+from bough_server.matching.schema_reading import Schema, types_of
 
 Problem = tuple[str, str]
 """A field's path and the problem with it."""
@@ -137,9 +138,7 @@ class TypeChecks:
         for name, senders in self._find_certain_senders().items():
             kinds = [(sender, parse(self._types.output_of(sender))) for sender in senders]
             place = self._place(name)
-            bad = [
-                sender for sender, kind in kinds if isinstance(kind, dict) and kind.get("type") not in (None, "object")
-            ]
+            bad = [sender for sender, kind in kinds if not _may_be_object(kind)]
             if bad:
                 others = " and ".join(map(repr, senders))
                 description = (
@@ -205,6 +204,11 @@ class TypeChecks:
                 if assignable(constant, kind).fit is Fit.NO:
                     description = f"{case.value_json} cannot be: {branch.path or 'the output'} is {describe(kind)}."
                     yield f"{place}.cases[{number}].value_json", description
+
+
+def _may_be_object(schema: Schema) -> bool:
+    types = types_of(schema) if isinstance(schema, dict) else None
+    return types is None or "object" in types
 
 
 def _find_write_type(channel: agent_pb2.GraphChannel) -> str:

@@ -31,7 +31,7 @@ ERROR: Final = json.dumps(
 )
 """The type of a failure as its handler gets it."""
 
-_ANSWERS_IN_TEXT: Final = (None, "llm", "supervisor", "function")
+_ANSWERS_IN_TEXT: Final = ("llm", "supervisor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,12 @@ class Names:
 class GraphTypes:
     """The types of one graph."""
 
-    def __init__(self, definition: agent_pb2.AgentDefinition, topology: Topology, names: Names) -> None:
+    def __init__(
+        self, definition: agent_pb2.AgentDefinition, topology: Topology, names: Names, *, trusts_agents: bool = True
+    ) -> None:
+        """With `trusts_agents` an agent answers as it declares; in a run another may answer, after a transfer."""
         self._definition, self._topology, self._names = definition, topology, names
+        self._trusts_agents = trusts_agents
         self._outputs: dict[str, str] = {}
         self._inputs: dict[str, Sequence[str]] = {}
         self._mapped: dict[str, str] = {}
@@ -86,7 +90,7 @@ class GraphTypes:
         """Return the type of what the work of a node gives: for each item, if it runs once for each."""
         match node.WhichOneof("kind"):
             case "agent":
-                return self._agent_output(self._names.agent(node.agent))
+                return self._agent_output(self._names.agent(node.agent)) if self._trusts_agents else ANY
             case "function":
                 function = self._names.function(node.function)
                 return function.output_schema_json if function is not None else ANY
@@ -101,7 +105,8 @@ class GraphTypes:
     def find_mapped_type(self, mappings: Sequence[agent_pb2.FieldMapping]) -> str:
         """Return the type of what mappings make."""
         if len(mappings) == 1 and not mappings[0].field:
-            return self.source_type(mappings[0])[0]
+            kind, is_certain = self.source_type(mappings[0])
+            return kind if is_certain else _or_null(kind)
         properties, required = {}, []
         for mapping in mappings:
             kind, is_certain = self.source_type(mapping)
@@ -152,7 +157,7 @@ class GraphTypes:
         if mappings:
             source = self._mapped.get(name)
             if source is None:
-                source = self._mapped[name] = self.find_mapped_type(mappings)
+                source = self._mapped[name] = self._find_made_type(mappings)
             return self.judge(source, name).fit is Fit.YES
         if len(senders) != 1 or not self._is_plain(senders[0], name):
             return not self.inputs_of(name) and (node is None or not node.map)
@@ -188,7 +193,7 @@ class GraphTypes:
             return ANY
         if agent.output_schema_json:
             return agent.output_schema_json
-        return STRING if agent.WhichOneof("kind") in _ANSWERS_IN_TEXT[1:3] else ANY
+        return STRING if agent.WhichOneof("kind") in _ANSWERS_IN_TEXT else ANY
 
     def _output(self, name: str) -> str:
         seen: set[str] = set()
@@ -200,15 +205,19 @@ class GraphTypes:
             if node.WhichOneof("kind") is not None or node.after or node.output_schema_json or node.map:
                 return self._own_output(node)
             if node.input and not node.before:
-                try:
-                    return self.find_mapped_type(node.input)
-                except (KeyError, ValueError, RecursionError):
-                    return ANY
+                return self._find_made_type(node.input)
             before = self._topology.predecessors.get(name, ())
             if len(before) != 1 or node.before or not self._is_plain(before[0], name):
                 return ANY
             name = before[0]
         return self.start
+
+    def _find_made_type(self, mappings: Sequence[agent_pb2.FieldMapping]) -> str:
+        """Return the type of what mappings make: any if they are wrong, or are by types that have changed since."""
+        try:
+            return self.find_mapped_type(mappings)
+        except (KeyError, ValueError, RecursionError):
+            return ANY
 
     def _is_plain(self, source: str, target: str) -> bool:
         """Return whether all that a node sends to another is its output."""
@@ -218,3 +227,10 @@ class GraphTypes:
     def _own_output(self, node: agent_pb2.GraphNode) -> str:
         own = node.output_schema_json or (ANY if node.after else self.work_output(node)) or ANY
         return list_of(own) if node.map and not node.after else own
+
+
+def _or_null(schema_json: str) -> str:
+    """Return a type with null added; any for one with references, which lead from its root."""
+    if is_any(schema_json) or "$ref" in schema_json:
+        return ANY
+    return json.dumps({"anyOf": [json.loads(schema_json), {"type": "null"}]})

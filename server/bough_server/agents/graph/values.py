@@ -170,11 +170,22 @@ def to_message(value: Any) -> message_pb2.Message | None:
         return None
 
 
+def copy_value(value: Any) -> Any:
+    """Return a copy that operators' code may change."""
+    return json.loads(json.dumps(value)) if isinstance(value, dict | list) else value
+
+
 def json_key(value: Any) -> str:
-    """Return what is equal for equal JSON values: 1 is 1.0, but true is not 1."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
+    """Return what is equal for equal JSON values: 1 is 1.0, also inside of them, but true is not 1."""
+    return json.dumps(_normalize_numbers(value), sort_keys=True)
+
+
+def _normalize_numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {name: _normalize_numbers(each) for name, each in value.items()}
+    return [_normalize_numbers(each) for each in value] if isinstance(value, list) else value
 
 
 def find_whole_source(mappings: Sequence[agent_pb2.FieldMapping]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from bough.v1 import agent_pb2, error_pb2, event_pb2
 from bough_server.agents.graph.channels import check_updates
 from bough_server.agents.graph.types import GraphTypes
-from bough_server.agents.graph.values import MISSING, check_type, parse_inner_path, to_text, walk
+from bough_server.agents.graph.values import MISSING, check_type, copy_value, parse_inner_path, to_text, walk
 from bough_server.agents.graph.work import (
     Result,
     ask,
@@ -16,6 +16,7 @@ from bough_server.agents.graph.work import (
     run_agent,
     run_function,
     run_tools,
+    to_agent_input,
 )
 from bough_server.engine import keys
 from bough_server.engine.cancellation import set_visit
@@ -114,8 +115,7 @@ class Visit:
     def _handle(self, name: str, value: Any) -> Any:
         handler = self._running.resolver.functions[name]
         assert isinstance(handler, Handler)  # checked when the run started
-        # A copy, as the function may change what it is given.
-        update: Update = handler.handle(_copy(value), self._graph.snapshot(self))
+        update: Update = handler.handle(copy_value(value), self._graph.snapshot(self))
         writes = [self._graph.build_update(channel, each) for channel, each in update.channels.items()]
         made = json.loads(to_text(update.value, f"What the handler {name!r} returned"))
         self.updates += writes
@@ -141,7 +141,8 @@ class Visit:
         if self._started is None:
             self._expect()
         if self.problem is not None:
-            await self._finish(self.problem)
+            edited = self._edited
+            await self._finish(self.problem if edited is None else Result(value=json.loads(edited)))
             return
         with traced.attach():
             try:
@@ -264,7 +265,7 @@ class Visit:
         if kind == "agent":
             return await self._run_agent()
         await self._record_start()
-        lane, value = self.lane, _copy(self.value)
+        lane, value = self.lane, copy_value(self.value)
         match kind:
             case "tool":
                 return await call_tool(lane, node.tool.name, value)
@@ -283,7 +284,8 @@ class Visit:
         links = self._running.agent.definition.sub_agents
         link = next(each for each in links if each.agent == self.node.agent)
         started = [] if self._is_start_recorded else [self._started]
-        return await run_agent(self.lane, link, self.value, started=started, on_end=self._end_beside)
+        message = to_agent_input(self.lane, self.value, is_first=not self.number)
+        return await run_agent(self.lane, link, message, started=started, on_end=self._end_beside)
 
     async def _run_function(self, value: Any) -> Result:
         function = self._running.resolver.functions[self.node.function]
@@ -455,8 +457,3 @@ def _check_items(value: Any, what: str) -> None:
 
 MAX_ITEMS: Final = 1000
 """The most items that a node runs for."""
-
-
-def _copy(value: Any) -> Any:
-    """Return a copy that operators' code may change."""
-    return json.loads(json.dumps(value)) if isinstance(value, dict | list) else value

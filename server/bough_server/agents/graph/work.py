@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,14 +51,19 @@ EndEvents = Callable[[Result | RunError, Abort | None], Sequence[event_pb2.Agent
 
 
 async def run_agent(
-    lane: Lane, link: agent_pb2.AgentLink, value: Any, *, started: Sequence[event_pb2.AgentEvent], on_end: EndEvents
+    lane: Lane,
+    link: agent_pb2.AgentLink,
+    input: message_pb2.Message | None,
+    *,
+    started: Sequence[event_pb2.AgentEvent],
+    on_end: EndEvents,
 ) -> Result:
-    """Run a linked agent with a value as its input. Raises RunError with its failure, and Abort."""
+    """Run a linked agent. Raises RunError with its failure, and Abort."""
     work = Dispatch(
         key=lane.key("c0"),
         link=link,
         trigger=execution_pb2.INVOCATION_TRIGGER_GRAPH_NODE,
-        input=_to_input(lane, value),
+        input=input,
         beside_start=started,
         beside_end=lambda ended, abort: on_end(_result_of(ended), abort),
     )
@@ -68,10 +73,14 @@ async def run_agent(
     return made
 
 
-def _to_input(lane: Lane, value: Any) -> message_pb2.Message | None:
-    """Return the input of an agent; None for the graph's own input, which the history has already, with its files."""
+def to_agent_input(lane: Lane, value: Any, *, is_first: bool) -> message_pb2.Message | None:
+    """Return the input of a node's agent; None for the graph's own, which the history has already, with its files.
+
+    Only at the first visit: later the history ends with what the agent said, and the input is said to it again.
+    """
     own = lane.running.input
-    if isinstance(value, str) and value == text_of(own) and not any(part.data_json for part in own.parts):
+    is_text = isinstance(value, str) and not any(part.data_json for part in own.parts)
+    if is_first and is_text and value == text_of(own):
         return None
     part = message_pb2.Part(text=value) if isinstance(value, str) else message_pb2.Part(data_json=json_text(value))
     return message_pb2.Message(parts=[part])
@@ -214,9 +223,12 @@ class NodeContext(LaneContext):
 
     __slots__ = ("_tools",)
 
-    def __init__(self, lane: Lane, tools: Sequence[str]) -> None:
+    def __init__(self, lane: Lane, tools: Iterable[str]) -> None:
         super().__init__(lane)
         self._tools = frozenset(tools)
+
+    def _build_context(self, lane: Lane) -> LaneContext:
+        return NodeContext(lane, self._tools)
 
     def offers(self) -> list[ToolSpec]:
         """Return the tools that the node's function names, and the graph's linked agents."""

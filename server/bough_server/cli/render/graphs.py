@@ -48,7 +48,7 @@ def visit_lines(log: Iterable[AgentEvent]) -> list[str]:
     return [line for invocation, own in lines.items() if own for line in (f"nodes of {names[invocation]}", *own)]
 
 
-class Travelled:
+class GraphPath:
     """The path of a run through one graph: how often each node was visited, and which ways were taken."""
 
     def __init__(self, log: Iterable[AgentEvent], agent: str) -> None:
@@ -64,11 +64,11 @@ class Travelled:
                 self.ways[event.node_completed.node, "END"] += 1
 
 
-def mermaid_lines(definition: agent_pb2.AgentDefinition, travelled: Travelled | None = None) -> Iterator[str]:
+def mermaid_lines(definition: agent_pb2.AgentDefinition, path: GraphPath | None = None) -> Iterator[str]:
     """Yield a graph as a Mermaid flowchart; the ways and nodes of a run's path are thick, with their counts."""
     graph = definition.graph
     ids = {"START": "START", "END": "END", **{node.name: f"n{index}" for index, node in enumerate(graph.nodes)}}
-    path = travelled or Travelled((), "")
+    path = path or GraphPath((), "")
     yield "flowchart TD"
     yield "  START([START])"
     for node in graph.nodes:

@@ -968,7 +968,7 @@ export type GraphBranch = Message<"bough.v1.GraphBranch"> & {
   cases: BranchCase[];
 
   /**
-   * The target of a value that no case has. Empty for none: the graph then fails with NO_ROUTE.
+   * The target of a value that no case has. Empty for none: the source's visit, or at START the graph, then fails with NO_ROUTE.
    *
    * @generated from field: string otherwise = 5;
    */

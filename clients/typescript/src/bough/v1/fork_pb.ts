@@ -73,7 +73,8 @@ export type ForkChanges = Message<"bough.v1.ForkChanges"> & {
 
   /**
    * Visits of graphs' nodes with another output than the recorded one, or than the recorded failure. The fork begins right before the
-   * first of their ends; what the node does with its output, such as writes and routing, happens again.
+   * first of their ends; what the node does with its output, such as writes and routing, happens again. The work of none of the visits
+   * is under way there: agents and functions would go on with it.
    *
    * @generated from field: repeated bough.v1.EditedNodeOutput node_outputs = 4;
    */
