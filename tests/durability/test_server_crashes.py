@@ -170,7 +170,7 @@ async def test_a_payment_whose_server_is_killed_before_it_answers_is_credited_on
         while not adjustments():  # noqa: ASYNC110 # its commit is all that can be seen of it
             await asyncio.sleep(0)
         await server.kill()
-        await asyncio.wait({paying})
+        await asyncio.gather(paying, return_exceptions=True)
     async with serving(config) as server, AsyncClient(server.address) as client:
         assert (await client.usage.adjust_balance(10**9, **payment)).balance_nanos == 10**9
         assert await client.ask("alone", "hi") == "Done."
