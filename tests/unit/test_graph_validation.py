@@ -75,7 +75,7 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
         "graph.nodes[2].function: There is no node function 'measre'. Did you mean 'measure'?",
         "graph.branches[1].function: There is no router 'choose'.",
         "graph.max_supersteps: must be between 1 and 10,000.",
-        "graph.max_concurrency: must be at least 1.",
+        "graph.max_concurrency: must be between 1 and 1,000.",
         "graph.nodes[0].name: 'END' is reserved; choose another name.",
         "graph.nodes[1].name: must be a letter, then up to 63 letters, digits, _ or -.",
         "graph.nodes[3].name: 'a' is the name of another node; names must be unique in a graph.",
@@ -99,7 +99,7 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
         "graph.nodes[3].writes[0].channel: There is no channel 'note'. Did you mean 'notes'?",
         "graph.nodes[4].agent: 'wrter' is not one of its sub_agents.",
         "graph.nodes[4].input[0].path: There is no node 'nowhere'. "
-        "There is 1st, END, START, a, a, act, history, lost, q.",
+        "There is 1st, END, START, a, act, history, lost, q.",
         "graph.nodes[4].input[1].path: 'lost' does not lead to 'lost', so it may never have an output.",
         "graph.nodes[4].input[2].path: There is no channel 'note'. Did you mean 'notes'?",
         "graph.nodes[6].output_schema_json: is not a JSON Schema: type: "

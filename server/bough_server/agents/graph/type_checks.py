@@ -183,7 +183,7 @@ class TypeChecks:
         node = self._topology.nodes.get(name)
         if node is None:
             return self._topology.is_dag and not self._graph.output
-        is_on_cycle = not self._topology.is_dag and name in self._topology.ancestors[name]
+        is_on_cycle = not self._topology.is_dag and self._topology.leads_to(name, name)
         return self._topology.is_all(name) and not node.input and not is_on_cycle
 
     def _branch_problems(self) -> Iterator[Problem]:
