@@ -26,6 +26,7 @@ from bough_server.api.services import Services
 from bough_server.auth.authentication import Authenticator
 from bough_server.clock import Clock, SystemClock
 from bough_server.distribution import version
+from bough_server.documents.files import write_whole
 from bough_server.evals.job.dependencies import EvaluationDependencies
 from bough_server.evals.job.evaluations import Evaluations
 from bough_server.evals.metrics.custom import load_metrics
@@ -164,11 +165,10 @@ class App:
             runs = Runs(dependencies)
             stack.push_async_callback(runs.close)
             score_events = _open_score_events(settings, stack)
-            evaluations = Evaluations(
-                _evaluation_dependencies(
-                    settings, runs, store=store, dependencies=dependencies, score_events=score_events
-                )
+            evaluation = _evaluation_dependencies(
+                settings, runs, store=store, dependencies=dependencies, score_events=score_events
             )
+            evaluations = Evaluations(evaluation)
             stack.push_async_callback(evaluations.close)
             if not is_embedded:  # a command connects to those only that its runs need
                 registry.tool_servers.start()
@@ -233,7 +233,7 @@ class App:
             gc.freeze()
             self._log_start()
             if ready_file is not None:
-                _write_whole(ready_file, f"{self.address}\n")
+                write_whole(ready_file, f"{self.address}\n")
             if announce is not None:
                 announce(self.address)
             try:
@@ -301,10 +301,9 @@ async def open_server(
 
     One inside a command, if that ends well, waits for the runs that other commands follow, and calls `on_wait` first.
     """
-    opening = App.open(
+    async with App.open(
         settings, clock=clock, recover=recover, is_embedded=is_embedded, is_watched=False, principal=principal
-    )
-    async with opening as app:
+    ) as app:
         yield app.address
         if is_embedded and app.runs.list_followed_runs():
             on_wait()
@@ -407,9 +406,8 @@ def _make_server(
 
 def _registry(settings: Settings, models: ConfiguredModels) -> Registry:
     python = load_python(settings.python, settings.folder)
-    sources = [*load_sources(definition_files(settings.agents, settings.folder)), *python.graphs]
     return Registry(
-        sources,
+        [*load_sources(definition_files(settings.agents, settings.folder)), *python.graphs],
         models=models,
         code_agents=python.agents,
         tools=python.tools,
@@ -500,10 +498,3 @@ def _evaluation_dependencies(
 
 def _ignore(*_: object) -> None:
     pass
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: a reader never sees part of it."""
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -359,9 +359,7 @@ class RunError(BoughError):
     `reason` is an ErrorReason or its name without the prefix, such as "BAD_ARGUMENTS"; default: TOOL_FAILED, which
     stands for a failure of a tool or of an agent's code. A caller reads it as `reason` or `reason_name`. The error
     becomes the AgentError of an event, so its size is bounded and its text is valid Unicode. `provider_status` is the
-    HTTP status with which a model's provider refused; 0 if none did.
-
-    Raises ValueError for an unknown name.
+    HTTP status with which a model's provider refused; 0 if none did. Raises ValueError for an unknown name.
     """
 
     def __init__(

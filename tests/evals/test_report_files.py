@@ -13,8 +13,9 @@ from junitparser import Error, Failure, JUnitXml
 from markdown_it import MarkdownIt
 
 from bough.v1 import eval_result_pb2, execution_pb2
-from bough_server.cli.eval.files import why_unwritable, write_whole
+from bough_server.cli.eval.files import why_unwritable
 from bough_server.cli.render.evaluations import result_lines
+from bough_server.documents.files import write_whole
 from bough_server.evals.reports.html import html_page
 from bough_server.evals.reports.junit import junit_text
 from bough_server.evals.reports.markdown import markdown_text

@@ -106,8 +106,14 @@ class SharedAmount(Generic[Key]):
         return apply
 
     async def share_read(self, read: Callable[["SharedAmount[Key]"], Awaitable[None]]) -> None:
-        """Read what is left; callers at the same time share one read, which is not cancelled with one of them."""
-        if self._reading is None or self._reading.done():
+        """Read what is left; callers at the same time share one read, which is not cancelled with one of them.
+
+        The read begins after the call: one in progress may not hold what was paid before it.
+        """
+        earlier = self._reading
+        if earlier is not None:
+            await asyncio.wait({earlier})
+        if self._reading is earlier or self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(_await(read(self)))
         await asyncio.shield(self._reading)
 

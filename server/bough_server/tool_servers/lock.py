@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bough.v1 import tool_pb2
+from bough_server.documents.files import write_whole
 from bough_server.errors import ConfigurationError
 from bough_server.tool_servers.config import ToolServerSection, matches_any
 from bough_server.tool_servers.offers import ServerOffer, apply_rules, digest_of, list_refusals
@@ -122,7 +123,7 @@ def write_lock(path: Path, tools: Iterable[tool_pb2.ToolInfo]) -> None:
     """Write tools, as their servers describe them, as reviewed ones: JSON, sorted, one tool a line."""
     entries = sorted(tools, key=lambda info: (info.server, info.name))
     lines = ",\n".join(_write_json(_entry(info)) for info in entries)
-    path.write_text(f'{{"version": {_VERSION}, "tools": [\n{lines}\n]}}\n', encoding="utf-8")
+    write_whole(path, f'{{"version": {_VERSION}, "tools": [\n{lines}\n]}}\n')
 
 
 def _entry(info: tool_pb2.ToolInfo) -> dict[str, object]:

@@ -20,12 +20,12 @@ from bough_server.models.model import ModelRequest, ToolSpec
 from bough_server.runtime.agent import NO_DEFAULT, value_of
 from bough_server.runtime.child_call import Abort, Dispatch, DispatchResult
 from bough_server.runtime.children import run_child
+from bough_server.runtime.code_calls import call_from_code
 from bough_server.runtime.context import LaneContext
 from bough_server.runtime.effects import run_code
 from bough_server.runtime.lane import Lane
 from bough_server.runtime.model_call import ModelCallSpec, call_model
 from bough_server.runtime.questions import ask_question
-from bough_server.runtime.tool_call import call_from_code
 from bough_server.runtime.tool_calls import ParallelToolCalls
 from bough_server.templates import render
 from bough_server.tools.execution import THREADS

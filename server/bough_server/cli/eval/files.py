@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bough_server.cli.exit_codes import print_stderr
+from bough_server.documents.files import is_special, write_whole
 
 if TYPE_CHECKING:
     from bough.v1 import eval_result_pb2
@@ -108,32 +109,12 @@ def why_unwritable(path: Path) -> str:
     folder = path.resolve().parent
     if path.is_dir():
         return "This is a folder."
-    if _is_special(path):
+    if is_special(path):
         return "" if os.access(path, os.W_OK) else "It is not writable."
     if not folder.is_dir():
         return f"The folder {folder} does not exist."
     # A file is replaced as a whole, for which its folder has to be writable.
     return "" if os.access(folder, os.W_OK) else f"The folder {folder} is not writable."
-
-
-def _is_special(path: Path) -> bool:
-    """Return whether a path is a pipe or a device, such as /dev/stdout, which must not be replaced by a file."""
-    return path.exists() and not path.is_file()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: a reader never sees part of it, and a failure leaves nothing. Raises OSError."""
-    if _is_special(path):
-        path.write_text(text, encoding="utf-8")
-        return
-    path = path.resolve()  # of a link, the file that it leads to is replaced
-    unfinished = path.with_name(f"{path.name}.part")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def read_baseline(text: str) -> "str | eval_result_pb2.EvalResult":

@@ -57,8 +57,8 @@ def export(
 
 
 async def _import(files: Sequence[Path], to: Path, agent: str, *, judge: str, user: str) -> ExitCode:
-    from bough_server.cli.eval.files import write_whole
     from bough_server.cli.render.format import pluralize
+    from bough_server.documents.files import write_whole
     from bough_server.evals.importers.files import import_files
     from bough_server.evals.importers.left_out import list_lines
     from bough_server.evals.sets.eval_set import is_recorded
@@ -79,7 +79,8 @@ async def _import(files: Sequence[Path], to: Path, agent: str, *, judge: str, us
 async def _export(result: Path, to: Path, format: ExportFormat) -> ExitCode:
     import json
 
-    from bough_server.cli.eval.files import read_result, write_whole
+    from bough_server.cli.eval.files import read_result
+    from bough_server.documents.files import write_whole
     from bough_server.evals.importers.trpc_result import trpc_result
 
     match format:

@@ -148,9 +148,9 @@ def _put(eval_set: "eval_set_pb2.EvalSet", case: "eval_set_pb2.EvalCase") -> Non
 
 
 def _write(path: Path, eval_set: "eval_set_pb2.EvalSet") -> None:
-    from bough_server.cli.eval.files import write_whole
     from bough_server.cli.output import json_text
     from bough_server.cli.render.format import pluralize
+    from bough_server.documents.files import write_whole
     from bough_server.evals.sets.eval_set import eval_set_yaml
 
     text = json_text(eval_set) + "\n" if path.suffix == ".json" else eval_set_yaml(eval_set)
