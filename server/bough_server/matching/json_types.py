@@ -37,6 +37,7 @@ _MOST_STEPS: Final = 4_000_000
 """The steps of a comparison after which the result is unknown: schemas of n references can ask for 2^n."""
 _PAIR_STEPS: Final = 1_000
 """The steps of comparing two schemas beside those of their parts."""
+_DESCRIPTION_STEPS: Final = 400_000
 _LONGEST: Final = 120
 
 _READ: Final = frozenset(
@@ -183,11 +184,12 @@ def _step(schema: Mapping[str, Any], name: str, root: Schema) -> tuple[Schema, b
 def describe(schema_json: str) -> str:
     """Return a type in a few words, such as `{hits: array}`."""
     root = parse(schema_json)
-    try:
-        with limit_work(_MOST_STEPS // 10):
+    with limit_work(_DESCRIPTION_STEPS) as left:
+        try:
             text = _describe(root, root, 2)
-    except TooMuchWork:
-        return "a type too large to show"
+        except TooMuchWork:
+            text = "a large type"
+    spend(_DESCRIPTION_STEPS - max(left[0], 0))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -46,8 +46,6 @@ MAX_CHANNELS: Final = 64
 MAX_CONCURRENCY: Final = 1_000
 MAX_SUPERSTEPS: Final = 10_000
 MAX_SCHEMA_BYTES: Final = 64 * 1024
-MAX_SCHEMAS_BYTES: Final = 1024 * 1024
-"""The most bytes of the schemas of all nodes and channels together."""
 
 _MAX_SUGGESTIONS: Final = 20
 """How many unknown names of a graph get a suggestion: each is compared with all that are known."""
@@ -121,8 +119,6 @@ def _size_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
     mappings = len(graph.output) + sum(len(node.input) for node in graph.nodes)
     cases = sum(len(branch.cases) for branch in graph.branches)
     writes = sum(len(node.writes) for node in graph.nodes)
-    schemas = sum(len(channel.schema_json) for channel in graph.channels)
-    schemas += sum(len(node.input_schema_json) + len(node.output_schema_json) for node in graph.nodes)
     if len(graph.nodes) > MAX_NODES:
         yield "graph.nodes", f"must be at most {MAX_NODES}; there are {len(graph.nodes)}."
     if links > MAX_LINKS:
@@ -136,8 +132,6 @@ def _size_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
         yield "graph.branches", f"must have at most {MAX_CASES:,} cases together; there are {cases:,}."
     if writes > MAX_WRITES:
         yield "graph.nodes", f"must have at most {MAX_WRITES:,} writes together; there are {writes:,}."
-    if schemas > MAX_SCHEMAS_BYTES:
-        yield "graph.nodes", f"and channels must have schemas of at most {MAX_SCHEMAS_BYTES // 1024:,} KiB together."
 
 
 def _option_range_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
