@@ -49,8 +49,8 @@ MAX_SCHEMA_BYTES: Final = 64 * 1024
 
 _MAX_SUGGESTIONS: Final = 20
 """How many unknown names of a graph get a suggestion: each is compared with all that are known."""
-_SCHEMA_STEPS: Final = 20_000_000
-"""The most steps of trying the schemas of a graph, about 1 s."""
+_SCHEMA_STEPS: Final = 10_000_000
+"""The most steps of trying the schemas of a graph."""
 _NAME_WORDS: Final = "must be a letter, then up to 63 letters, digits, _ or -."
 
 
