@@ -14,7 +14,7 @@ from bough_server.agents.graph.types import GraphTypes
 from bough_server.agents.graph.validation import graph_notes
 from bough_server.agents.validation import Known, names_for, validate
 from bough_server.documents.yaml import parse_documents
-from bough_server.matching.json_types import describe
+from bough_server.matching.json_types import Fit, describe
 from tests.support.graphs import graph
 from tests.support.teams import llm
 
@@ -295,6 +295,16 @@ def test_types_that_grow_from_node_to_node_are_known_as_far_as_they_are_small(ma
     types = GraphTypes(definition := graph(text), build_topology(definition.graph), names_for(KNOWN, {}))
     assert describe(types.output_of("n199")).startswith("{")
     assert max(len(types.output_of(name)) for name in names) < 17 * 1024
+
+
+def test_the_types_of_a_graph_are_compared_as_far_as_its_steps_go() -> None:
+    wide = '{"type": "array", "minItems": 100, "items": ' * 4 + '{"type": "string"}' + "}" * 4
+    definition = graph("graph: {nodes: [{name: a}], edges: [[START, a, END]]}")
+    types = GraphTypes(definition, build_topology(definition.graph), names_for(KNOWN, {}))
+    fits = [types.compare(wide, f'{{"type": "integer", "minimum": {number}}}').fit for number in range(30)]
+    assert fits == [Fit.UNKNOWN] * 30
+    assert types.compare('{"type": "string"}', '{"type": "integer"}').fit is Fit.UNKNOWN  # no steps are left
+    assert types.describe('{"type": "integer"}') == "a large type"
 
 
 EDGES = st.lists(st.tuples(st.sampled_from(["START", *"abcdef"]), st.sampled_from("abcdef")), max_size=14)

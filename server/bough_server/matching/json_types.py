@@ -92,6 +92,7 @@ def assignable(source_json: str, target_json: str) -> Verdict:
 
     UNKNOWN if it takes more than a bounded number of steps. Raises TooMuchWork if the caller has set a lower bound.
     """
+    spend(len(source_json) + len(target_json))
     with limit_work(_MOST_STEPS) as left:
         try:
             verdict = _assignable(source_json, target_json)
@@ -102,7 +103,6 @@ def assignable(source_json: str, target_json: str) -> Verdict:
 
 
 def _assignable(source_json: str, target_json: str) -> Verdict:
-    spend(len(source_json) + len(target_json))
     try:
         source, target = json.loads(source_json or ANY), json.loads(target_json or ANY)
     except (ValueError, RecursionError):
@@ -182,7 +182,8 @@ def _step(schema: Mapping[str, Any], name: str, root: Schema) -> tuple[Schema, b
 
 
 def describe(schema_json: str) -> str:
-    """Return a type in a few words, such as `{hits: array}`."""
+    """Return a type in a few words, such as `{hits: array}`. Raises TooMuchWork if the caller has set a bound."""
+    spend(len(schema_json))
     root = parse(schema_json)
     with limit_work(_DESCRIPTION_STEPS) as left:
         try:

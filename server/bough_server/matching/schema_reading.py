@@ -23,7 +23,7 @@ WITHOUT_RULE: Final = frozenset(
 )
 """Keywords that no value can break."""
 
-_SAMPLE_STEPS: Final = 200
+_SAMPLE_STEPS: Final = 300
 _CHECK_STEPS: Final = 2_000
 """The steps of reading a schema to check values with it, beside one for each byte."""
 

@@ -185,7 +185,7 @@ class GraphTypes:
         """Return a type in a few words."""
         try:
             with limit_work(self._steps_left):
-                return describe(schema_json) if self._has_steps(len(schema_json)) else "a large type"
+                return describe(schema_json)
         except TooMuchWork:
             return "a large type"
 
