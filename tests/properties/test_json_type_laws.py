@@ -172,3 +172,27 @@ def test_types_that_refer_to_themselves_or_are_very_deep_are_unknown_and_end() -
     doubling["d40"] = {"type": "string"}
     wide = json.dumps({"$ref": "#/$defs/d0", "$defs": doubling})
     assert assignable(wide, '{"type": "string", "minLength": 1}').fit is Fit.UNKNOWN
+
+
+def _doubling(part: str) -> str:
+    definitions = {f"d{n}": json.loads(part.replace("NEXT", f"#/$defs/d{n + 1}")) for n in range(18)}
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": {**definitions, "d18": {"type": "string"}}})
+
+
+_TWICE = '{"type": "object", "required": ["a", "b"], "properties": {"a": {"$ref": "NEXT"}, "b": {"$ref": "NEXT"}}}'
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (_doubling(_TWICE), '{"type": "integer"}'),
+        ('{"type": "array", "minItems": 10, "items": ' * 6 + '{"type": "string"}' + "}" * 6, '{"type": "integer"}'),
+        (
+            json.dumps({"enum": [str(number) for number in range(6000)]}),
+            json.dumps({"anyOf": [{"type": "string", "minLength": number} for number in range(3000, 0, -1)]}),
+        ),
+        ('{"enum": [0]}', _doubling('{"allOf": [{"$ref": "NEXT"}, {"$ref": "NEXT"}]}').replace("string", "integer")),
+    ],
+)
+def test_types_that_ask_for_too_much_work_are_unknown(source: str, target: str) -> None:
+    assert assignable(source, target).fit is Fit.UNKNOWN

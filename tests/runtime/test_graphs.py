@@ -10,6 +10,7 @@ import pytest
 from bough.v1 import agent_pb2, event_pb2, execution_pb2, input_pb2
 from bough_server import Context, RunError, Snapshot, Update, handler, node, router, tool
 from bough_server.agents.function import agent
+from bough_server.engine.recorder import Recorder
 from bough_server.errors import InvalidRequest
 from bough_server.functions import Function
 from bough_server.models.model import ModelRequest
@@ -545,6 +546,42 @@ async def test_channels_that_grow_too_large_fail_the_graph(tmp_path: Path) -> No
     """
     reason, message = error_of(await run_of(tmp_path, text, giving("big", "x" * 300_000)))
     assert (reason, message[:48]) == ("OUTPUT_TOO_LARGE", "big: The channels are larger than 256 KiB togeth")
+
+
+async def test_mappings_that_make_more_than_a_value_may_be_stop_at_its_bound(tmp_path: Path) -> None:
+    fields = ", ".join(f"f{number}: big" for number in range(200))
+    text = f"""
+    graph:
+      nodes: [{{name: big, function: big}}, {{name: all, input: {{{fields}}}}}]
+      edges: [[START, big, all, END]]
+    """
+    reason, message = error_of(await run_of(tmp_path, text, giving("big", "x" * 300_000)))
+    assert (reason, message[:53]) == ("OUTPUT_TOO_LARGE", "all: What the mappings make is longer than 512 KiB as")
+
+
+@router(name="thirty")
+def go_round(output: Any, snapshot: Snapshot) -> str:
+    return "END" if snapshot.visit == 30 else "n"
+
+
+async def test_a_cycle_of_nodes_that_do_no_work_waits_for_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[int] = []
+
+    def record(recorder: Recorder, batch: Sequence[event_pb2.AgentEvent]) -> None:
+        append(recorder, batch)
+        waiting.append(recorder._waiting_bytes)
+
+    append = Recorder.record
+    monkeypatch.setattr(Recorder, "record", record)
+    monkeypatch.setattr("bough_server.engine.recorder.MAX_DELAY", 3600)
+    monkeypatch.setattr("bough_server.engine.recorder.MAX_PENDING_BYTES", 50_000)
+    branch = "{source: n, function: thirty, targets: [n, END]}"
+    text = f"graph: {{max_supersteps: 99, nodes: [{{name: n}}], edges: [[START, n]], branches: [{branch}]}}"
+    log = await run_of(tmp_path, text, go_round, said="x" * 40_000)
+    assert len(having(log, "node_completed")) == 31
+    assert max(waiting) < 250_000
 
 
 async def test_a_fork_with_another_output_of_a_node_runs_nothing_before_it(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bough.v1 import agent_pb2
 from bough_server import handler, node
 from bough_server.agents.definition import parse_definition
 from bough_server.agents.graph.topology import build_topology
@@ -11,6 +14,7 @@ from bough_server.agents.graph.types import GraphTypes
 from bough_server.agents.graph.validation import graph_notes
 from bough_server.agents.validation import Known, names_of_catalog, validate
 from bough_server.documents.yaml import parse_documents
+from bough_server.matching.json_types import Fit, describe
 from tests.support.graphs import graph
 from tests.support.teams import llm
 
@@ -49,7 +53,12 @@ KNOWN = Known(
 
 def problems_of(text: str) -> list[str]:
     """The problems of a graph, each with its field."""
-    (found,) = validate([graph(text)], KNOWN)
+    return problems_in(graph(text))
+
+
+def problems_in(definition: agent_pb2.AgentDefinition) -> list[str]:
+    """The problems of a definition of a graph, each with its field."""
+    (found,) = validate([definition], KNOWN)
     return [f"{each.field}: {each.description}" for each in found]
 
 
@@ -77,7 +86,7 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
         "graph.nodes[2].function: There is no node function 'measre'. Did you mean 'measure'?",
         "graph.branches[1].function: There is no router 'choose'.",
         "graph.max_supersteps: must be between 1 and 10,000.",
-        "graph.max_concurrency: must be at least 1.",
+        "graph.max_concurrency: must be between 1 and 1,000.",
         "graph.nodes[0].name: 'END' is reserved; choose another name.",
         "graph.nodes[1].name: must be a letter, then up to 63 letters, digits, _ or -.",
         "graph.nodes[3].name: 'a' is the name of another node; names must be unique in a graph.",
@@ -100,8 +109,7 @@ def test_all_problems_of_a_structure_are_reported_at_once() -> None:
         "graph.channels[1].name: 'notes' is the name of another channel.",
         "graph.nodes[3].writes[0].channel: There is no channel 'note'. Did you mean 'notes'?",
         "graph.nodes[4].agent: 'wrter' is not one of its sub_agents.",
-        "graph.nodes[4].input[0].path: There is no node 'nowhere'. "
-        "There is 1st, END, START, a, a, act, history, lost, q.",
+        "graph.nodes[4].input[0].path: There is no node 'nowhere'. There is 1st, END, START, a, act, history, lost, q.",
         "graph.nodes[4].input[1].path: 'lost' does not lead to 'lost', so it may never have an output.",
         "graph.nodes[4].input[2].path: There is no channel 'note'. Did you mean 'notes'?",
         "graph.nodes[6].output_schema_json: is not a JSON Schema: type: "
@@ -274,6 +282,76 @@ def test_a_graph_has_bounds() -> None:
         "graph.nodes: must be at most 500; there are 501.",
         "graph.channels: must be at most 64; there are 65.",
     ]
+
+
+def test_a_graph_that_is_too_large_is_refused_before_anything_goes_through_it() -> None:
+    definition = graph("graph: {nodes: [{name: a}], branches: [{source: a, path: x}]}")
+    (node,), (branch,) = definition.graph.nodes, definition.graph.branches
+    node.input.extend(agent_pb2.FieldMapping(path="lost") for _ in range(5_001))
+    node.writes.extend(agent_pb2.ChannelWrite(channel="lost") for _ in range(2_001))
+    branch.cases.extend(agent_pb2.BranchCase(target="lost") for _ in range(2_001))
+    assert problems_in(definition) == [
+        "graph.nodes: must have at most 5,000 mappings with the output together; there are 5,001.",
+        "graph.branches: must have at most 2,000 cases together; there are 2,001.",
+        "graph.nodes: must have at most 2,000 writes together; there are 2,001.",
+    ]
+
+
+def test_the_first_unknown_names_of_a_graph_have_suggestions() -> None:
+    chains = ", ".join(f"[START, lst{number}]" for number in range(30))
+    found = problems_of(f"graph: {{nodes: [{{name: lst}}], edges: [[START, lst, END], {chains}]}}")
+    assert [problem.endswith("Did you mean 'lst'?") for problem in found] == [True] * 20 + [False] * 10
+
+
+def test_a_schema_that_no_value_can_be_checked_with_in_a_bounded_time_is_refused() -> None:
+    twice = ", ".join(
+        f"d{n}: {{allOf: [{{$ref: '#/$defs/d{n + 1}'}}, {{$ref: '#/$defs/d{n + 1}'}}]}}" for n in range(18)
+    )
+    schema = f"{{$ref: '#/$defs/d0', $defs: {{{twice}, d18: {{}}}}}}"
+    node = f"{{name: a, input_schema: {schema}}}"
+    assert problems_of(f"graph: {{nodes: [{node}], edges: [[START, a, END]]}}") == [
+        "graph.nodes[0].input_schema_json: cannot be used: "
+        "the schema follows more than 20,000 references for one value."
+    ]
+
+
+@pytest.mark.parametrize("mappings", ["x: {}", "a: {}, b: {}"])
+def test_types_that_grow_from_node_to_node_are_known_as_far_as_they_are_small(mappings: str) -> None:
+    names = [f"n{number}" for number in range(200)]
+    nodes = ", ".join(
+        f"{{name: {name}, input: {{{mappings.format(before, before)}}}}}"
+        for before, name in zip(["START", *names], names, strict=False)
+    )
+    text = f"graph: {{mode: DAG, nodes: [{nodes}], edges: [[START, {', '.join(names)}, END]]}}"
+    assert problems_of(f"{text}\noutput_schema: {{type: object}}") == []
+    types = GraphTypes(definition := graph(text), build_topology(definition.graph), names_of_catalog(KNOWN, {}))
+    assert describe(types.output_of("n199")).startswith("{")
+    assert max(len(types.output_of(name)) for name in names) < 17 * 1024
+
+
+def test_the_types_of_a_graph_are_compared_as_far_as_its_steps_go() -> None:
+    wide = '{"type": "array", "minItems": 100, "items": ' * 4 + '{"type": "string"}' + "}" * 4
+    definition = graph("graph: {nodes: [{name: a}], edges: [[START, a, END]]}")
+    types = GraphTypes(definition, build_topology(definition.graph), names_of_catalog(KNOWN, {}))
+    fits = [types.compare(wide, f'{{"type": "integer", "minimum": {number}}}').fit for number in range(30)]
+    assert fits == [Fit.UNKNOWN] * 30
+    assert types.compare('{"type": "string"}', '{"type": "integer"}').fit is Fit.UNKNOWN  # no steps are left
+    assert types.describe('{"type": "integer"}') == "a large type"
+
+
+EDGES = st.lists(st.tuples(st.sampled_from(["START", *"abcdef"]), st.sampled_from("abcdef")), max_size=14)
+
+
+@given(EDGES)
+def test_a_node_leads_to_another_if_edges_do(edges: list[tuple[str, str]]) -> None:
+    nodes = [agent_pb2.GraphNode(name=name) for name in "abcdef"]
+    links = [agent_pb2.GraphEdge(source=source, target=target) for source, target in edges]
+    topology = build_topology(agent_pb2.GraphAgent(nodes=nodes, edges=links))
+    closure = set(edges)
+    while more := {(one, last) for one, two in closure for first, last in edges if two == first} - closure:
+        closure |= more
+    assert {(one, two) for one in ["START", *"abcdef"] for two in "abcdef" if topology.leads_to(one, two)} == closure
+    assert topology.reached == {two for one, two in closure if one == "START"}
 
 
 def test_notes_name_what_each_run_checks_and_what_an_author_may_not_expect() -> None:

@@ -16,6 +16,7 @@ from bough_server.agents.validation_bounds import (
     MAX_SCHEMA_BYTES,
     bound_problems,
     history_problems,
+    is_too_large,
     settings_problems,
     tool_link_problems,
     unknown_models,
@@ -244,7 +245,7 @@ def names_of_catalog(known: Known, agents: Mapping[str, agent_pb2.AgentDefinitio
 
 
 def _graph(definition: agent_pb2.AgentDefinition, world: _World) -> Iterator[DefinitionProblem]:
-    if not definition.HasField("graph"):
+    if not definition.HasField("graph") or is_too_large(definition):
         return
     known = world.known
     names = names_of_catalog(known, world.agents)

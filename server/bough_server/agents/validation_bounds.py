@@ -25,9 +25,14 @@ _LONGEST_INTERVAL_NS: Final = 10_000_000_000
 _COUNTS: Final = ("model_calls", "tool_calls", "tokens", "cost_nanos", "depth", "transfers")
 
 
+def is_too_large(definition: agent_pb2.AgentDefinition) -> bool:
+    """Return whether a definition has more bytes than any may have."""
+    return definition.ByteSize() > _MOST_BYTES
+
+
 def bound_problems(definition: agent_pb2.AgentDefinition) -> Iterator[FieldProblem]:
     """Yield every problem of a definition's numbers and sizes."""
-    if definition.ByteSize() > _MOST_BYTES:
+    if is_too_large(definition):
         yield "", f"is larger than {_MOST_BYTES // 1024} KiB."
     if len(definition.description.encode()) > _MOST_DESCRIPTION:
         yield "description", f"must be at most {_MOST_DESCRIPTION // 1024} KiB; models read it with every call."

@@ -222,6 +222,11 @@ class EventWriter:
         if self._recorder is not None:
             await self._recorder.wait_for_commit()
 
+    async def wait_if_full(self) -> None:
+        """Wait until producers may continue if too much is not committed yet. Raises what the append raised."""
+        if self._recorder is not None and self._recorder.is_full:
+            await self._recorder.wait_for_room()
+
     def buffer_delta(
         self, chunk: DeltaChunk, coalescing: DeltaCoalescing, make: Callable[[], event_pb2.AgentEvent]
     ) -> bool:

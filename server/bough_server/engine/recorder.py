@@ -113,6 +113,11 @@ class Recorder:
         """The last sequence that was assigned."""
         return self._sequence
 
+    @property
+    def is_full(self) -> bool:
+        """True if so much is not committed yet that producers have to await `wait_for_room`."""
+        return self._waiting_bytes > MAX_PENDING_BYTES
+
     def record(self, batch: Sequence[event_pb2.AgentEvent]) -> None:
         """Append events atomically and set their sequences and times, after the buffered deltas of their effects."""
         if self._begun:
@@ -157,7 +162,7 @@ class Recorder:
             is_first = is_due = False
         if pending is not None and pending.timer is None:
             pending.timer = self._flush_later(effect, coalescing.max_interval)
-        return self._waiting_bytes > MAX_PENDING_BYTES
+        return self.is_full
 
     def _flush_later(self, effect: str, interval: float | None) -> asyncio.TimerHandle:
         now = loop_time()

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any, Final
 
 from bough_server.matching.schema_reading import (
@@ -15,15 +14,17 @@ from bough_server.matching.schema_reading import (
     MESSAGE_TITLE,
     WITHOUT_RULE,
     Schema,
+    build_fit_check,
     first_sample,
-    is_fitting,
     is_message,
     item_at,
     resolve,
     samples,
     samples_of_type,
     types_of,
+    write,
 )
+from bough_server.matching.work import TooMuchWork, limit_work, spend
 
 ANY: Final = "{}"
 """The type of any value."""
@@ -32,8 +33,11 @@ MESSAGE: Final = json.dumps({"type": "object", "title": MESSAGE_TITLE})
 """The type of a Message in protobuf's JSON mapping: the schema of an object of this title."""
 
 _TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
-_MOST_STEPS: Final = 4_000
-"""How many pairs of schemas are compared before the result is unknown: schemas of n references can ask for 2^n."""
+_MOST_STEPS: Final = 4_000_000
+"""The steps of a comparison after which the result is unknown: schemas of n references can ask for 2^n."""
+_PAIR_STEPS: Final = 1_000
+"""The steps of comparing two schemas beside those of their parts."""
+_DESCRIPTION_STEPS: Final = 400_000
 _LONGEST: Final = 120
 
 _READ: Final = frozenset(
@@ -83,9 +87,22 @@ _YES: Final = Verdict(Fit.YES)
 _UNKNOWN: Final = Verdict(Fit.UNKNOWN)
 
 
-@lru_cache(maxsize=8192)
 def assignable(source_json: str, target_json: str) -> Verdict:
-    """Return whether every value of the type `source_json` fits the type `target_json`; empty text is any value."""
+    """Return whether every value of the type `source_json` fits the type `target_json`; empty text is any value.
+
+    UNKNOWN if it takes more than a bounded number of steps. Raises TooMuchWork if the caller has set a lower bound.
+    """
+    spend(len(source_json) + len(target_json))
+    with limit_work(_MOST_STEPS) as left:
+        try:
+            verdict = _assignable(source_json, target_json)
+        except (TooMuchWork, RecursionError):
+            verdict = _UNKNOWN
+    spend(_MOST_STEPS - max(left[0], 0))
+    return verdict
+
+
+def _assignable(source_json: str, target_json: str) -> Verdict:
     try:
         source, target = json.loads(source_json or ANY), json.loads(target_json or ANY)
     except (ValueError, RecursionError):
@@ -94,12 +111,9 @@ def assignable(source_json: str, target_json: str) -> Verdict:
         return _YES
     if _accepts_all(source):
         return _UNKNOWN
-    try:
-        verdict = _Comparison(source, target).compare(source, target, DEEPEST)
-    except RecursionError:
-        return _UNKNOWN
+    verdict = _Comparison(source, target).compare(source, target, DEEPEST)
     if verdict.fit is Fit.NO and not (
-        is_fitting(source, verdict.value) is True and is_fitting(target, verdict.value) is False
+        build_fit_check(source)(verdict.value) is True and build_fit_check(target)(verdict.value) is False
     ):
         return _UNKNOWN  # a rule that is not read here lets the value pass, or keeps it from occurring
     return verdict
@@ -168,13 +182,20 @@ def _step(schema: Mapping[str, Any], name: str, root: Schema) -> tuple[Schema, b
 
 
 def describe(schema_json: str) -> str:
-    """Return a type in a few words, such as `{hits: array}`."""
+    """Return a type in a few words, such as `{hits: array}`. Raises TooMuchWork if the caller has set a bound."""
+    spend(len(schema_json))
     root = parse(schema_json)
-    text = _describe(root, root, 2)
+    with limit_work(_DESCRIPTION_STEPS) as left:
+        try:
+            text = _describe(root, root, 2)
+        except TooMuchWork:
+            text = "a large type"
+    spend(_DESCRIPTION_STEPS - max(left[0], 0))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _describe(schema: Schema, root: Schema, depth: int) -> str:
+    spend(_PAIR_STEPS)
     schema = resolve(schema, root)
     if not isinstance(schema, dict):
         return "nothing" if schema is False else "any"
@@ -214,14 +235,13 @@ class _Comparison:
         self._source_root, self._target_root = source_root, target_root
         self._assumed: set[tuple[str, str]] = set()
         """Pairs that are being compared: of recursive types, what leads back to itself fits."""
-        self._steps = 0
 
     def compare(self, source: Schema, target: Schema, depth: int) -> Verdict:
         """Return whether values of a part of the source fit a part of the target."""
-        self._steps += 1
+        spend(_PAIR_STEPS)
         if _accepts_all(target):
             return _YES
-        if depth < 0 or self._steps > _MOST_STEPS:
+        if depth < 0:
             return _UNKNOWN
         pair = self._pair(source, target)
         if pair in self._assumed:
@@ -236,7 +256,7 @@ class _Comparison:
     @staticmethod
     def _pair(source: Schema, target: Schema) -> tuple[str, str] | None:
         is_reference = any(isinstance(each, dict) and "$ref" in each for each in (source, target))
-        return (json.dumps(source, sort_keys=True), json.dumps(target, sort_keys=True)) if is_reference else None
+        return (write(source), write(target)) if is_reference else None
 
     def _compare(self, source: Schema, target: Schema, depth: int) -> Verdict:
         if source is False or _accepts_all(target):
@@ -245,7 +265,7 @@ class _Comparison:
             return _UNKNOWN
         if target is False:
             return self._refuse(source, depth)
-        if source == target and "$ref" not in json.dumps(source):
+        if source == target and "$ref" not in write(source):
             return _YES
         if is_message(target):
             return self._compare_with_message(source, depth)
@@ -268,13 +288,14 @@ class _Comparison:
         return Verdict(Fit.NO, value)
 
     def _compare_values(self, values: Sequence[Any], target: Schema) -> Verdict:
-        if "$ref" in json.dumps(target):
+        if "$ref" in write(target):
             definitions = {key: value for key, value in self._target_root.items() if key in ("$defs", "definitions")}
             target = {**target, **definitions}
-            if '"#"' in json.dumps(target):
+            if '"#"' in write(target):
                 return _UNKNOWN
+        is_fitting = build_fit_check(target)
         for value in values:
-            if (fits := is_fitting(target, value)) is not True:
+            if (fits := is_fitting(value)) is not True:
                 return Verdict(Fit.NO, value) if fits is False else _UNKNOWN
         return _YES
 
@@ -318,7 +339,8 @@ class _Comparison:
         rule = {key: target[key] for key in ("const", "enum") if key in target}
         if types_of(source) is None:
             return _UNKNOWN
-        refused = (value for value in samples(source, self._source_root, depth) if is_fitting(rule, value) is False)
+        is_fitting = build_fit_check(rule)
+        refused = (value for value in samples(source, self._source_root, depth) if is_fitting(value) is False)
         return next((Verdict(Fit.NO, value) for value in refused), _UNKNOWN)
 
     def _compare_types(self, source: Mapping[str, Any], target: Mapping[str, Any], depth: int) -> Verdict:

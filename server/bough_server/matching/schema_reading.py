@@ -1,14 +1,13 @@
 """Read JSON Schemas: what a reference leads to, which types there are, and a few values that fit."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import referencing.exceptions
-from referencing import Registry
 
-from bough_server.matching.regexes import RegexProblem
-from bough_server.matching.schemas import LinearPatterns
+from bough_server.matching.schemas import build_check
+from bough_server.matching.work import spend
 
 MESSAGE_TITLE: Final = "bough.v1.Message"
 """The title of the schema of a Message in protobuf's JSON mapping."""
@@ -23,6 +22,10 @@ WITHOUT_RULE: Final = frozenset(
     )
 )
 """Keywords that no value can break."""
+
+_SAMPLE_STEPS: Final = 300
+_CHECK_STEPS: Final = 2_000
+"""The steps of reading a schema to check values with it, beside one for each byte."""
 
 Schema = Any
 """A schema as JSON: an object, or true or false."""
@@ -66,16 +69,34 @@ def types_of(schema: Mapping[str, Any]) -> set[str] | None:
     return types | {"integer"} if "number" in types else types
 
 
-def is_fitting(schema: Schema, value: Any) -> bool | None:
-    """Return whether a value fits a schema; None if that cannot be determined."""
-    try:
-        return bool(LinearPatterns(schema, registry=Registry()).is_valid(value))
-    except (RecursionError, RegexProblem, referencing.exceptions.Unresolvable, TypeError, ValueError, AttributeError):
-        return None
+def build_fit_check(schema: Schema) -> Callable[[Any], bool | None]:
+    """Return what says whether a value fits a schema: None if that cannot be determined.
+
+    As all that reads schemas here, it counts its steps, and raises TooMuchWork.
+    """
+    spend(_CHECK_STEPS)
+    check = build_check(schema)
+
+    def is_fitting(value: Any) -> bool | None:
+        spend(_SAMPLE_STEPS)
+        try:
+            return check(value)
+        except (RecursionError, referencing.exceptions.Unresolvable, TypeError, ValueError, AttributeError):
+            return None
+
+    return is_fitting
+
+
+def write(schema: Schema) -> str:
+    """Return a schema as JSON text."""
+    text = json.dumps(schema)
+    spend(len(text))
+    return text
 
 
 def samples(schema: Schema, root: Schema, depth: int) -> Iterator[Any]:
     """Yield a few values that probably fit a schema."""
+    spend(_SAMPLE_STEPS)
     schema = resolve(schema, root)
     if schema is True or schema == {}:
         yield from (None, "", 0, {}, [])
@@ -118,14 +139,12 @@ def samples_of_type(name: str, schema: Mapping[str, Any], root: Schema, depth: i
 
 
 def first_sample(schema: Schema, root: Schema, depth: int) -> Any:
-    return next((value for value in samples(schema, root, depth - 1) if _is_plausible(schema, value)), None)
-
-
-def _is_plausible(schema: Schema, value: Any) -> bool:
-    """Return whether a value fits a schema as far as that needs none of its surroundings."""
-    if "$ref" in json.dumps(schema):
-        return True
-    return is_fitting(schema, value) is True
+    """Return a value that fits a schema as far as that needs none of its surroundings; None if none is found."""
+    found = samples(schema, root, depth - 1)
+    if "$ref" in write(schema):
+        return next(found, None)
+    is_fitting = build_fit_check(schema)
+    return next((value for value in found if is_fitting(value) is True), None)
 
 
 def item_at(schema: Mapping[str, Any], index: int) -> Schema:

@@ -52,6 +52,22 @@ def find_errors(value: Any, schema_json: str) -> list[ValidationError]:
         _followed.reset(token)
 
 
+def build_check(schema: Any) -> Callable[[Any], bool]:
+    """Return what says whether a value fits a schema. It counts its steps, and raises as `find_errors` does."""
+    validator = _Bounded(schema, registry=Registry())
+
+    def check(value: Any) -> bool:
+        token = _followed.set([0])
+        try:
+            return bool(validator.is_valid(value))
+        except RegexProblem as error:
+            raise TooCostly(f"a pattern of the schema {error}") from None
+        finally:
+            _followed.reset(token)
+
+    return check
+
+
 def schema_mistakes(value: Any, schema_json: str, *, is_bounded: bool = False) -> list[str]:
     """Return how a JSON value violates a schema, each mistake with its path; empty if it is valid.
 

@@ -20,11 +20,15 @@ _left: ContextVar[list[int] | None] = ContextVar("bough_comparison_steps_left", 
 
 
 @contextmanager
-def limit_work(most: int = MAX_STEPS) -> Iterator[None]:
-    """Bound the steps of everything that is compared inside. What is compared outside of any bound has none."""
-    token = _left.set([most])
+def limit_work(most: int | list[int] = MAX_STEPS) -> Iterator[list[int]]:
+    """Bound the steps of everything that is compared inside. What is compared outside of any bound has none.
+
+    `most`: the steps, or a list that holds only those that are left of several bounds; such a list is also yielded.
+    """
+    left = [most] if isinstance(most, int) else most
+    token = _left.set(left)
     try:
-        yield
+        yield left
     finally:
         _left.reset(token)
 

@@ -1385,18 +1385,19 @@ type GraphAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When nodes run. Default: PREGEL.
 	Mode GraphMode `protobuf:"varint,1,opt,name=mode,proto3,enum=bough.v1.GraphMode" json:"mode,omitempty"`
-	// The nodes, at most 500.
+	// The nodes, at most 500, with at most 5,000 mappings in `input` of all nodes and `output` together, and at most 2,000 `writes` of
+	// all nodes together.
 	Nodes []*GraphNode `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// The edges; with the targets of all branches at most 2,000.
 	Edges []*GraphEdge `protobuf:"bytes,3,rep,name=edges,proto3" json:"edges,omitempty"`
-	// The branches. Those of one node choose independently of one another and of its edges.
+	// The branches, with at most 2,000 cases together. Those of one node choose independently of one another and of its edges.
 	Branches []*GraphBranch `protobuf:"bytes,4,rep,name=branches,proto3" json:"branches,omitempty"`
 	// The variables of one invocation of the graph, at most 64 with 256 KiB together. For PREGEL only.
 	Channels []*GraphChannel `protobuf:"bytes,5,rep,name=channels,proto3" json:"channels,omitempty"`
 	// The most supersteps of one invocation, from 1 to 10,000; then it fails with LIMIT_EXCEEDED. Required if there is a cycle; for
 	// PREGEL only. Default: no limit.
 	MaxSupersteps *int32 `protobuf:"varint,6,opt,name=max_supersteps,json=maxSupersteps,proto3,oneof" json:"max_supersteps,omitempty"`
-	// How many visits, and items of mapped ones, run at the same time. Default: 16.
+	// How many visits, and items of mapped ones, run at the same time, from 1 to 1,000. Default: 16.
 	MaxConcurrency *int32 `protobuf:"varint,7,opt,name=max_concurrency,json=maxConcurrency,proto3,oneof" json:"max_concurrency,omitempty"`
 	// What happens to the other visits if one fails and its failure is not handled. Default: WAIT_ALL.
 	OnFailure ParallelFailurePolicy `protobuf:"varint,8,opt,name=on_failure,json=onFailure,proto3,enum=bough.v1.ParallelFailurePolicy" json:"on_failure,omitempty"`
@@ -1512,7 +1513,8 @@ func (x *GraphAgent) GetOutput() []*FieldMapping {
 // A node of a graph. Without a kind it gives its input.
 type GraphNode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and neither START nor END. Required.
+	// The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and none of START, END, channels, state and
+	// history. Required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// What a visit does. At most one is set.
 	//
@@ -1541,9 +1543,10 @@ type GraphNode struct {
 	// The node that gets the error instead of this node's targets if a visit fails, as {node, reason, message, retryable, details}.
 	// Empty for none: the failure then fails the graph. Cancellations, and failures of agents that abort, are not handled so.
 	ErrorTarget string `protobuf:"bytes,14,opt,name=error_target,json=errorTarget,proto3" json:"error_target,omitempty"`
-	// JSON Schema of its input, as text. Default: that of its agent, tool or function, else any value.
+	// JSON Schema of its input, as text of at most 64 KiB. Default: that of its agent, tool or function, else any value.
 	InputSchemaJson string `protobuf:"bytes,15,opt,name=input_schema_json,json=inputSchemaJson,proto3" json:"input_schema_json,omitempty"`
-	// JSON Schema of its output, as text. Default: that of its agent or function; a text for a model without tools, else any value.
+	// JSON Schema of its output, as text of at most 64 KiB. Default: that of its agent or function; a text for a model without tools, else
+	// any value.
 	OutputSchemaJson string `protobuf:"bytes,16,opt,name=output_schema_json,json=outputSchemaJson,proto3" json:"output_schema_json,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -2188,7 +2191,7 @@ type GraphChannel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph. Required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// JSON Schema of its value, as text; empty for any value.
+	// JSON Schema of its value, as text of at most 64 KiB; empty for any value.
 	SchemaJson string `protobuf:"bytes,2,opt,name=schema_json,json=schemaJson,proto3" json:"schema_json,omitempty"`
 	// How a write changes the value. Default: REPLACE.
 	Reducer ChannelReducer `protobuf:"varint,3,opt,name=reducer,proto3,enum=bough.v1.ChannelReducer" json:"reducer,omitempty"`

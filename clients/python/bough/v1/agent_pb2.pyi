@@ -715,7 +715,7 @@ class GraphAgent(_message.Message):
     PREGEL only. Default: no limit.
     """
     max_concurrency: _builtins.int
-    """How many visits, and items of mapped ones, run at the same time. Default: 16."""
+    """How many visits, and items of mapped ones, run at the same time, from 1 to 1,000. Default: 16."""
     on_failure: Global___ParallelFailurePolicy.ValueType
     """What happens to the other visits if one fails and its failure is not handled. Default: WAIT_ALL."""
     end_join: Global___GraphJoin.ValueType
@@ -724,7 +724,9 @@ class GraphAgent(_message.Message):
     """
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphNode]:
-        """The nodes, at most 500."""
+        """The nodes, at most 500, with at most 5,000 mappings in `input` of all nodes and `output` together, and at most 2,000 `writes` of
+        all nodes together.
+        """
 
     @_builtins.property
     def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphEdge]:
@@ -732,7 +734,7 @@ class GraphAgent(_message.Message):
 
     @_builtins.property
     def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphBranch]:
-        """The branches. Those of one node choose independently of one another and of its edges."""
+        """The branches, with at most 2,000 cases together. Those of one node choose independently of one another and of its edges."""
 
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphChannel]:
@@ -794,7 +796,9 @@ class GraphNode(_message.Message):
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and neither START nor END. Required."""
+    """The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and none of START, END, channels, state and
+    history. Required.
+    """
     agent: _builtins.str
     """Runs a linked agent, one of the definition's sub_agents."""
     function: _builtins.str
@@ -814,9 +818,11 @@ class GraphNode(_message.Message):
     Empty for none: the failure then fails the graph. Cancellations, and failures of agents that abort, are not handled so.
     """
     input_schema_json: _builtins.str
-    """JSON Schema of its input, as text. Default: that of its agent, tool or function, else any value."""
+    """JSON Schema of its input, as text of at most 64 KiB. Default: that of its agent, tool or function, else any value."""
     output_schema_json: _builtins.str
-    """JSON Schema of its output, as text. Default: that of its agent or function; a text for a model without tools, else any value."""
+    """JSON Schema of its output, as text of at most 64 KiB. Default: that of its agent or function; a text for a model without tools, else
+    any value.
+    """
     @_builtins.property
     def tool(self) -> Global___ToolLink:
         """Calls a tool with the input as its arguments."""
@@ -1087,7 +1093,7 @@ class GraphChannel(_message.Message):
     name: _builtins.str
     """The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph. Required."""
     schema_json: _builtins.str
-    """JSON Schema of its value, as text; empty for any value."""
+    """JSON Schema of its value, as text of at most 64 KiB; empty for any value."""
     reducer: Global___ChannelReducer.ValueType
     """How a write changes the value. Default: REPLACE."""
     reducer_function: _builtins.str

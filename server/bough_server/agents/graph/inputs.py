@@ -13,6 +13,7 @@ from bough_server.agents.graph.values import (
     MISSING,
     STATE,
     Path,
+    check_size,
     from_message,
     parse_path,
     read_state,
@@ -25,6 +26,7 @@ from bough_server.matching.schemas import schema_mistakes
 from bough_server.messages import text_of
 from bough_server.runtime.lane import Lane
 from bough_server.templates import render
+from bough_server.truncation import size_of
 
 
 def read_start(definition: agent_pb2.AgentDefinition, message: message_pb2.Message) -> Any:
@@ -50,14 +52,21 @@ class Sources:
         self._lane, self._start, self._outputs, self._channels = lane, start, outputs, channels
 
     def build(self, mappings: Sequence[agent_pb2.FieldMapping]) -> Any:
-        """Return the value of mappings. Raises RunError BAD_ARGUMENTS if something that they need is not there."""
+        """Return the value of mappings.
+
+        Raises RunError BAD_ARGUMENTS if something that they need is not there, and OUTPUT_TOO_LARGE.
+        """
         built: dict[str, Any] = {}
+        size = 0
         for mapping in mappings:
             value = self._read(mapping)
             if not mapping.field:
                 return None if value is MISSING else value
             if value is not MISSING:
                 built[mapping.field] = value
+                # Each may be the same large value: what is too large is not put together first.
+                size += size_of(value if isinstance(value, str) else json_text(value))
+                check_size(size, "What the mappings make")
         return built
 
     def _read(self, mapping: agent_pb2.FieldMapping) -> Any:

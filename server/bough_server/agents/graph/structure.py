@@ -11,7 +11,6 @@ from bough_server.agents.graph.topology import (
     END,
     START,
     Topology,
-    find_ancestors,
     find_levels,
     targets_of_branch,
 )
@@ -28,6 +27,7 @@ from bough_server.agents.graph.values import (
 from bough_server.documents.yaml import suggestion
 from bough_server.log.session_state import json_text
 from bough_server.matching.schemas import schema_mistakes, value_schema_problem
+from bough_server.matching.work import TooMuchWork, limit_work
 from bough_server.templates import template_mistake
 
 Problem = tuple[str, str]
@@ -36,47 +36,109 @@ Problem = tuple[str, str]
 MAX_NODES: Final = 500
 MAX_LINKS: Final = 2_000
 """The most edges and targets of branches of one graph."""
+MAX_MAPPINGS: Final = 5_000
+"""The most mappings of all nodes and of the output together."""
+MAX_CASES: Final = 2_000
+"""The most cases of all branches together."""
+MAX_WRITES: Final = 2_000
+"""The most writes of all nodes together."""
 MAX_CHANNELS: Final = 64
+MAX_CONCURRENCY: Final = 1_000
 MAX_SUPERSTEPS: Final = 10_000
 MAX_SCHEMA_BYTES: Final = 64 * 1024
 
+_MAX_SUGGESTIONS: Final = 20
+"""How many unknown names of a graph get a suggestion: each is compared with all that are known."""
+_SCHEMA_STEPS: Final = 10_000_000
+"""The most steps of trying the schemas of a graph."""
 _NAME_WORDS: Final = "must be a letter, then up to 63 letters, digits, _ or -."
 
 
 def structure_problems(definition: agent_pb2.AgentDefinition, topology: Topology) -> Iterator[Problem]:
     """Yield every problem of a graph that does not depend on types or on the names of tools, models and functions."""
     graph = definition.graph
-    yield from _bound_problems(graph)
+    if too_large := list(_size_problems(graph)):
+        yield from too_large
+        return  # nothing goes through what has no bound
+    known = _Known(definition)
+    yield from _option_range_problems(graph)
     yield from _node_name_problems(graph)
-    yield from _link_problems(graph)
-    yield from _branch_problems(graph)
+    yield from _link_problems(graph, known)
+    yield from _branch_problems(graph, known)
     yield from _reach_problems(graph, topology)
     yield from _cycle_problems(graph, topology)
     yield from _mode_problems(graph)
-    yield from _channel_problems(graph)
+    yield from _channel_problems(graph, known)
     for index, node in enumerate(graph.nodes):
         place = f"graph.nodes[{index}]"
-        yield from _node_problems(node, place)
-        yield from _agent_problems(node, definition, place)
-        yield from _write_problems(node, graph, place)
-        yield from _mapping_problems(node.input, f"{place}.input", node.name, graph=graph, topology=topology)
-    yield from _mapping_problems(graph.output, "graph.output", END, graph=graph, topology=topology)
+        yield from _node_problems(node, place, known)
+        if node.HasField("agent") and node.agent not in known.agents:
+            near = known.suggest(node.agent, known.agents)
+            yield f"{place}.agent", f"{node.agent!r} is not one of its sub_agents.{near}"
+        yield from _write_problems(node, place, known)
+        yield from _mapping_problems(node.input, f"{place}.input", node.name, known=known, topology=topology)
+    yield from _mapping_problems(graph.output, "graph.output", END, known=known, topology=topology)
     yield from _option_problems(graph)
     yield from _agent_link_problems(definition)
 
 
-def _bound_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
-    links = len(graph.edges) + sum(len(targets_of_branch(branch)) for branch in graph.branches)
+class _Known:
+    """The names that a graph may refer to, and what is counted while it is validated."""
+
+    def __init__(self, definition: agent_pb2.AgentDefinition) -> None:
+        self.nodes = {node.name for node in definition.graph.nodes}
+        self.channels = {channel.name for channel in definition.graph.channels}
+        self.agents = {link.agent for link in definition.sub_agents}
+        self._suggestions_left = _MAX_SUGGESTIONS
+        self._steps_left = [_SCHEMA_STEPS]
+
+    def suggest(self, name: str, known: Collection[str]) -> str:
+        """Return a suggestion as a sentence; empty after the first few."""
+        self._suggestions_left -= 1
+        return suggestion(name, known) if self._suggestions_left >= 0 else ""
+
+    def schema_problem(self, schema_json: str) -> str:
+        """Return what is wrong with a schema of any value, as a sentence; empty if nothing is, or if there is none."""
+        try:
+            with limit_work(self._steps_left):
+                return schema_problem(schema_json)
+        except TooMuchWork:
+            return "cannot be used: the schemas of the graph take too long to check."
+
+    def mistakes(self, value: Any, schema_json: str) -> str:
+        """Return how a value violates a valid schema; empty if it does not."""
+        try:
+            with limit_work(self._steps_left):
+                return "; ".join(schema_mistakes(value, schema_json, is_bounded=True)[:3])
+        except TooMuchWork:
+            return "the schemas of the graph take too long to check"
+
+
+def _size_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
+    links = len(graph.edges) + sum(max(1, len(targets_of_branch(branch))) for branch in graph.branches)
+    mappings = len(graph.output) + sum(len(node.input) for node in graph.nodes)
+    cases = sum(len(branch.cases) for branch in graph.branches)
+    writes = sum(len(node.writes) for node in graph.nodes)
     if len(graph.nodes) > MAX_NODES:
         yield "graph.nodes", f"must be at most {MAX_NODES}; there are {len(graph.nodes)}."
     if links > MAX_LINKS:
         yield "graph.edges", f"and targets of branches must be at most {MAX_LINKS:,} together; there are {links:,}."
     if len(graph.channels) > MAX_CHANNELS:
         yield "graph.channels", f"must be at most {MAX_CHANNELS}; there are {len(graph.channels)}."
+    if mappings > MAX_MAPPINGS:
+        words = f"must have at most {MAX_MAPPINGS:,} mappings with the output together; there are {mappings:,}."
+        yield "graph.nodes", words
+    if cases > MAX_CASES:
+        yield "graph.branches", f"must have at most {MAX_CASES:,} cases together; there are {cases:,}."
+    if writes > MAX_WRITES:
+        yield "graph.nodes", f"must have at most {MAX_WRITES:,} writes together; there are {writes:,}."
+
+
+def _option_range_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
     if graph.HasField("max_supersteps") and not 1 <= graph.max_supersteps <= MAX_SUPERSTEPS:
         yield "graph.max_supersteps", f"must be between 1 and {MAX_SUPERSTEPS:,}."
-    if graph.HasField("max_concurrency") and graph.max_concurrency < 1:
-        yield "graph.max_concurrency", "must be at least 1."
+    if graph.HasField("max_concurrency") and not 1 <= graph.max_concurrency <= MAX_CONCURRENCY:
+        yield "graph.max_concurrency", f"must be between 1 and {MAX_CONCURRENCY:,}."
 
 
 def _node_name_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
@@ -94,41 +156,39 @@ def _node_name_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
         seen.add(node.name)
 
 
-def _link_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
-    names = {node.name for node in graph.nodes}
+def _link_problems(graph: agent_pb2.GraphAgent, known: _Known) -> Iterator[Problem]:
     for index, edge in enumerate(graph.edges):
-        yield from _source_problems(edge.source, f"graph.edges[{index}].source", names)
-        yield from _target_problems(edge.target, f"graph.edges[{index}].target", names)
+        yield from _source_problems(edge.source, f"graph.edges[{index}].source", known)
+        yield from _target_problems(edge.target, f"graph.edges[{index}].target", known)
     for index, node in enumerate(graph.nodes):
         if node.error_target == END:
             yield f"graph.nodes[{index}].error_target", "must be a node: END takes no errors."
         elif node.error_target:
-            yield from _target_problems(node.error_target, f"graph.nodes[{index}].error_target", names)
+            yield from _target_problems(node.error_target, f"graph.nodes[{index}].error_target", known)
 
 
-def _source_problems(name: str, place: str, names: Collection[str]) -> Iterator[Problem]:
+def _source_problems(name: str, place: str, known: _Known) -> Iterator[Problem]:
     if not name:
         yield place, "is required: a node, or START."
     elif name == END:
         yield place, "Nothing leads out of END."
-    elif name != START and name not in names:
-        yield place, f"There is no node {name!r}.{suggestion(name, {*names, START})}"
+    elif name != START and name not in known.nodes:
+        yield place, f"There is no node {name!r}.{known.suggest(name, {*known.nodes, START})}"
 
 
-def _target_problems(name: str, place: str, names: Collection[str]) -> Iterator[Problem]:
+def _target_problems(name: str, place: str, known: _Known) -> Iterator[Problem]:
     if not name:
         yield place, "is required: a node, or END."
     elif name == START:
         yield place, "Nothing leads into START."
-    elif name != END and name not in names:
-        yield place, f"There is no node {name!r}.{suggestion(name, {*names, END})}"
+    elif name != END and name not in known.nodes:
+        yield place, f"There is no node {name!r}.{known.suggest(name, {*known.nodes, END})}"
 
 
-def _branch_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
-    names = {node.name for node in graph.nodes}
+def _branch_problems(graph: agent_pb2.GraphAgent, known: _Known) -> Iterator[Problem]:
     for index, branch in enumerate(graph.branches):
         place = f"graph.branches[{index}]"
-        yield from _source_problems(branch.source, f"{place}.source", names)
+        yield from _source_problems(branch.source, f"{place}.source", known)
         if branch.HasField("function"):
             if branch.cases or branch.otherwise:
                 yield f"{place}.cases", "is for a `path`; a router returns one of `targets`."
@@ -144,16 +204,16 @@ def _branch_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
             if not branch.cases:
                 yield f"{place}.cases", "is required: the targets by value."
         for number, name in enumerate(branch.targets):
-            yield from _target_problems(name, f"{place}.targets[{number}]", names)
+            yield from _target_problems(name, f"{place}.targets[{number}]", known)
         if branch.otherwise:
-            yield from _target_problems(branch.otherwise, f"{place}.otherwise", names)
-        yield from _case_problems(branch.cases, place, names)
+            yield from _target_problems(branch.otherwise, f"{place}.otherwise", known)
+        yield from _case_problems(branch.cases, place, known)
 
 
-def _case_problems(cases: Sequence[agent_pb2.BranchCase], place: str, names: Collection[str]) -> Iterator[Problem]:
+def _case_problems(cases: Sequence[agent_pb2.BranchCase], place: str, known: _Known) -> Iterator[Problem]:
     seen: set[str] = set()
     for number, case in enumerate(cases):
-        yield from _target_problems(case.target, f"{place}.cases[{number}].target", names)
+        yield from _target_problems(case.target, f"{place}.cases[{number}].target", known)
         value, problem = read_json(case.value_json)
         if problem:
             yield f"{place}.cases[{number}].value_json", problem
@@ -164,7 +224,7 @@ def _case_problems(cases: Sequence[agent_pb2.BranchCase], place: str, names: Col
 
 
 def _reach_problems(graph: agent_pb2.GraphAgent, topology: Topology) -> Iterator[Problem]:
-    reached = find_ancestors(START, topology.successors)
+    reached = topology.reached
     for index, node in enumerate(graph.nodes):
         if node.name and node.name not in reached:
             yield f"graph.nodes[{index}].name", f"START does not reach {node.name!r}: add an edge or a branch to it."
@@ -216,7 +276,7 @@ def _mode_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
             yield f"graph.nodes[{index}].join", "is for PREGEL: every node of a DAG waits for all that can reach it."
 
 
-def _channel_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
+def _channel_problems(graph: agent_pb2.GraphAgent, known: _Known) -> Iterator[Problem]:
     seen: set[str] = set()
     for index, channel in enumerate(graph.channels):
         place = f"graph.channels[{index}]"
@@ -227,44 +287,46 @@ def _channel_problems(graph: agent_pb2.GraphAgent) -> Iterator[Problem]:
         seen.add(channel.name)
         if channel.reducer and channel.reducer_function:
             yield f"{place}.reducer", "excludes `reducer_function`; remove one of the two."
-        if problem := schema_problem(channel.schema_json):
+        if problem := known.schema_problem(channel.schema_json):
             yield f"{place}.schema_json", problem
             continue
         text = channel.initial_json or ("" if channel.reducer_function else INITIAL.get(reducer_of(channel), ""))
         value, problem = read_json(text) if text else (None, "")
         field = f"{place}.initial_json" if channel.initial_json else f"{place}.reducer"
         if not problem and text:
-            problem = _initial_problem(channel, value)
+            problem = _initial_problem(channel, value, known)
         if problem:
             yield field, problem
 
 
-def _initial_problem(channel: agent_pb2.GraphChannel, value: Any) -> str:
+def _initial_problem(channel: agent_pb2.GraphChannel, value: Any, known: _Known) -> str:
     kinds: Mapping[str, tuple[type, ...]] = {"[]": (list,), "0": (int, float), "{}": (dict,)}
     wanted = kinds.get(INITIAL.get(reducer_of(channel), ""))
     if not channel.reducer_function and wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
         return f"must be of the type that the reducer starts with, such as {INITIAL[reducer_of(channel)]}."
-    if channel.schema_json and (mistakes := schema_mistakes(value, channel.schema_json)):
+    if channel.schema_json and (mistakes := known.mistakes(value, channel.schema_json)):
         what = "does" if channel.initial_json else f"begins with {INITIAL.get(reducer_of(channel), '')}, which does"
-        return f"{what} not fit the channel's schema: {'; '.join(mistakes[:3])}."
+        return f"{what} not fit the channel's schema: {mistakes}."
     return ""
 
 
-def _node_problems(node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
-    for field in ("input_schema_json", "output_schema_json"):
-        if problem := schema_problem(getattr(node, field)):
-            yield f"{place}.{field}", problem
+def _node_problems(node: agent_pb2.GraphNode, place: str, known: _Known) -> Iterator[Problem]:
+    if problem := known.schema_problem(node.input_schema_json):
+        yield f"{place}.input_schema_json", problem
+    if problem := known.schema_problem(node.output_schema_json):
+        yield f"{place}.output_schema_json", problem
+    output_schema_json = "" if problem else node.output_schema_json
     match node.WhichOneof("kind"):
         case "model":
             yield from _model_problems(node, f"{place}.model")
-            if node.output_schema_json and not schema_problem(node.output_schema_json):
-                schema = json.loads(node.output_schema_json)
+            if output_schema_json:
+                schema = json.loads(output_schema_json)
                 if node.model.tools:
                     yield f"{place}.output_schema_json", "is not for a model with tools: its output is a Message."
                 elif not isinstance(schema, dict) or schema.get("type") != "object":
                     yield f"{place}.output_schema_json", 'of a model must be of "type": "object".'
         case "ask":
-            yield from _ask_problems(node, f"{place}.ask")
+            yield from _ask_problems(node, f"{place}.ask", output_schema_json, known)
         case "tools" if not node.tools.tools:
             yield f"{place}.tools.tools", "is required: the tools that may be called."
         case "function" if not node.function:
@@ -282,7 +344,7 @@ def _model_problems(node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
         yield f"{place}.prompt", problem
 
 
-def _ask_problems(node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
+def _ask_problems(node: agent_pb2.GraphNode, place: str, schema_json: str, known: _Known) -> Iterator[Problem]:
     if not node.ask.prompt.strip():
         yield f"{place}.prompt", "is required: the question."
     elif problem := template_mistake(node.ask.prompt, InputNames()):
@@ -292,19 +354,12 @@ def _ask_problems(node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
     if not node.ask.default_json:
         return
     value, problem = read_json(node.ask.default_json)
-    if not problem and node.output_schema_json and not schema_problem(node.output_schema_json):
-        mistakes = schema_mistakes(value, node.output_schema_json)
-        problem = f"does not fit the output schema: {'; '.join(mistakes[:3])}." if mistakes else ""
+    if not problem and schema_json and (mistakes := known.mistakes(value, schema_json)):
+        problem = f"does not fit the output schema: {mistakes}."
     if problem:
         yield f"{place}.default_json", problem
     elif not node.ask.HasField("expires"):
         yield f"{place}.default_json", "is used if the question expires: set `expires` too."
-
-
-def _agent_problems(node: agent_pb2.GraphNode, definition: agent_pb2.AgentDefinition, place: str) -> Iterator[Problem]:
-    names = [link.agent for link in definition.sub_agents]
-    if node.HasField("agent") and node.agent not in names:
-        yield f"{place}.agent", f"{node.agent!r} is not one of its sub_agents.{suggestion(node.agent, names)}"
 
 
 def _agent_link_problems(definition: agent_pb2.AgentDefinition) -> Iterator[Problem]:
@@ -325,14 +380,11 @@ def _agent_link_problems(definition: agent_pb2.AgentDefinition) -> Iterator[Prob
             yield f"sub_agents[{index}].on_failure", description
 
 
-def _write_problems(node: agent_pb2.GraphNode, graph: agent_pb2.GraphAgent, place: str) -> Iterator[Problem]:
-    channels = {channel.name for channel in graph.channels}
+def _write_problems(node: agent_pb2.GraphNode, place: str, known: _Known) -> Iterator[Problem]:
     for index, write in enumerate(node.writes):
-        if write.channel not in channels:
-            yield (
-                f"{place}.writes[{index}].channel",
-                f"There is no channel {write.channel!r}.{suggestion(write.channel, channels)}",
-            )
+        if write.channel not in known.channels:
+            near = known.suggest(write.channel, known.channels)
+            yield f"{place}.writes[{index}].channel", f"There is no channel {write.channel!r}.{near}"
         if problem := _inner_path_problem(write.path, has_mark=True):
             yield f"{place}.writes[{index}].path", problem
 
@@ -342,12 +394,11 @@ def _mapping_problems(
     place: str,
     target: str,
     *,
-    graph: agent_pb2.GraphAgent,
+    known: _Known,
     topology: Topology,
 ) -> Iterator[Problem]:
     """Yield every problem of the mappings that make the input of a node, or END's value."""
     seen: set[str] = set()
-    before: frozenset[str] | None = None
     for index, mapping in enumerate(mappings):
         inner = f"{place}[{index}]"
         if not mapping.field and len(mappings) > 1:
@@ -360,14 +411,11 @@ def _mapping_problems(
                 yield f"{inner}.value_json", problem
         elif not mapping.path:
             yield f"{inner}.path", "is required, or a `value`."
-        else:
-            if before is None:
-                before = find_ancestors(target, topology.predecessors)
-            if problem := _path_problem(mapping.path, graph, before, target):
-                yield f"{inner}.path", problem
+        elif problem := _path_problem(mapping.path, target, known, topology):
+            yield f"{inner}.path", problem
 
 
-def _path_problem(text: str, graph: agent_pb2.GraphAgent, before: Collection[str], target: str) -> str:
+def _path_problem(text: str, target: str, known: _Known, topology: Topology) -> str:
     try:
         path = parse_path(text)
     except ValueError as error:
@@ -375,13 +423,14 @@ def _path_problem(text: str, graph: agent_pb2.GraphAgent, before: Collection[str
     if path.root == HISTORY or path.root == START or path.root.startswith(f"{STATE}."):
         return ""
     if path.root.startswith(f"{CHANNELS}."):
-        name, channels = path.root.partition(".")[2], [channel.name for channel in graph.channels]
-        return "" if name in channels else f"There is no channel {name!r}.{suggestion(name, channels)}"
-    names = [node.name for node in graph.nodes]
-    if path.root not in names:
-        return f"There is no node {path.root!r}.{suggestion(path.root, [*names, START, HISTORY])}"
-    # A node's own last output is there only on a cycle, where it is its ancestor too.
-    return "" if path.root in before else f"{path.root!r} does not lead to {target!r}, so it may never have an output."
+        name = path.root.partition(".")[2]
+        is_known = name in known.channels
+        return "" if is_known else f"There is no channel {name!r}.{known.suggest(name, known.channels)}"
+    if path.root not in known.nodes:
+        return f"There is no node {path.root!r}.{known.suggest(path.root, {*known.nodes, START, HISTORY})}"
+    # A node's own last output is there only on a cycle, where it leads to itself.
+    is_before = topology.leads_to(path.root, target)
+    return "" if is_before else f"{path.root!r} does not lead to {target!r}, so it may never have an output."
 
 
 def _inner_path_problem(text: str, *, has_mark: bool) -> str:
@@ -442,4 +491,4 @@ def schema_problem(schema_json: str) -> str:
         return problem
     if not isinstance(schema, dict):
         return "must be a JSON Schema: an object, true or false."
-    return value_schema_problem(schema)
+    return value_schema_problem(schema, is_bounded=True)

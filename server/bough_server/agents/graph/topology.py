@@ -79,22 +79,49 @@ class Topology:
             found = self._avoiding[target, without] = frozenset(seen)
         return found
 
+    def leads_to(self, source: str, target: str) -> bool:
+        """Return whether a value may travel from START or a node to a node or END; to itself in a cycle only."""
+        return bool(self._ancestors.get(target, 0) & 1 << self.place[source] + 1)
+
     @cached_property
-    def ancestors(self) -> Mapping[str, frozenset[str]]:
-        """The nodes from which a value may reach each node or END, START included; in a cycle also itself."""
-        return {name: find_ancestors(name, self.predecessors) for name in (*self.nodes, END)}
+    def reached(self) -> frozenset[str]:
+        """The nodes, and END, that a value may reach from START."""
+        return frozenset(_find_order([START], self.successors)) - {START}
+
+    @cached_property
+    def _ancestors(self) -> Mapping[str, int]:
+        """The nodes from which a value may reach each: the bits of their places, plus one."""
+        order = _find_order([START, *self.nodes], self.successors)
+        found = dict.fromkeys(order, 0)
+        is_changed = True
+        while is_changed:  # once more for each cycle within a cycle
+            is_changed = False
+            for name in order:
+                before = 0
+                for each in self.predecessors.get(name, ()):
+                    before |= found[each] | 1 << self.place[each] + 1
+                if before != found[name]:
+                    found[name], is_changed = before, True
+        return found
 
 
-def find_ancestors(name: str, predecessors: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    """Return the transitive closure of the predecessors of a node."""
+def _find_order(origins: Sequence[str], successors: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what some nodes reach, and they, each before its successors except where a cycle closes."""
     seen: set[str] = set()
-    pending = [name]
-    while pending:
-        for before in predecessors.get(pending.pop(), ()):
-            if before not in seen:
-                seen.add(before)
-                pending.append(before)
-    return frozenset(seen)
+    found: list[str] = []
+    for origin in origins:
+        path = [] if origin in seen else [(origin, iter(successors.get(origin, ())))]
+        seen.add(origin)
+        while path:
+            name, after = path[-1]
+            following = next((each for each in after if each not in seen), None)
+            if following is None:
+                found.append(name)
+                path.pop()
+            else:
+                seen.add(following)
+                path.append((following, iter(successors.get(following, ()))))
+    return found[::-1]
 
 
 def build_topology(graph: agent_pb2.GraphAgent) -> Topology:

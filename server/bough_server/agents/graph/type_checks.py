@@ -8,7 +8,7 @@ from bough_server.agents.graph.channels import reducer_of
 from bough_server.agents.graph.topology import END, START, Link, Topology, find_links
 from bough_server.agents.graph.types import ERROR, GraphTypes
 from bough_server.agents.graph.values import parse_inner_path
-from bough_server.matching.json_types import ANY, Fit, Verdict, assignable, describe, is_any, parse, type_at
+from bough_server.matching.json_types import ANY, Fit, Verdict, is_any, parse
 from bough_server.matching.schema_reading import Schema, types_of
 
 Problem = tuple[str, str]
@@ -20,7 +20,8 @@ class TypeChecks:
 
     def __init__(self, definition: agent_pb2.AgentDefinition, topology: Topology, types: GraphTypes) -> None:
         self._definition, self._graph = definition, definition.graph
-        self._topology, self._types = topology, types
+        self._topology, self._types, self._text_of = topology, types, types.describe
+        self._write_types = {channel.name: _find_write_type(channel) for channel in self._graph.channels}
 
     def find_problems(self) -> Iterator[Problem]:
         """Yield every place at which a value certainly cannot fit."""
@@ -41,7 +42,7 @@ class TypeChecks:
         for link in find_links(self._graph):
             verdict = self._judge(link)
             if verdict is not None and verdict.fit is Fit.UNKNOWN:
-                given, taken = describe(self._output_type(link)), self._input_text(link.target)
+                given, taken = self._text_of(self._output_type(link)), self._input_text(link.target)
                 yield link.field, f"{link.source!r} gives {given}, {link.target!r} takes {taken}: checked in each run."
         ways = {link.source for link in find_links(self._graph)}
         for index, node in enumerate(self._graph.nodes):
@@ -62,7 +63,7 @@ class TypeChecks:
     def _input_text(self, name: str) -> str:
         kinds = self._types.inputs_of(name)
         node = self._topology.nodes.get(name)
-        text = " and ".join(map(describe, kinds)) or "any"
+        text = " and ".join(map(self._text_of, kinds)) or "any"
         return f"list of {text}" if node is not None and node.map else text
 
     def _judge(self, link: Link) -> Verdict | None:
@@ -80,22 +81,26 @@ class TypeChecks:
         at = f" at {verdict.place}" if verdict.place else ""
         value = json.dumps(verdict.value, ensure_ascii=False)
         example = f" {value} does not fit{at}." if len(value) <= 80 else f" They differ{at}." if at else ""
-        return f"{source!r} gives {describe(given)}, {target!r} takes {self._input_text(target)}.{example}"
+        return f"{source!r} gives {self._text_of(given)}, {target!r} takes {self._input_text(target)}.{example}"
 
     def _schema_problems(self, node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
         kinds = self._types.inputs_of(node.name)
         if node.input_schema_json and len(kinds) > 1:
-            verdict = assignable(node.input_schema_json, kinds[1])
+            verdict = self._types.compare(node.input_schema_json, kinds[1])
             if verdict.fit is Fit.NO:
                 yield (
                     f"{place}.input_schema_json",
-                    f"is {describe(node.input_schema_json)}, and the node takes {describe(kinds[1])}.",
+                    f"is {self._text_of(node.input_schema_json)}, and the node takes {self._text_of(kinds[1])}.",
                 )
         work = self._types.work_output(node)
-        if node.output_schema_json and not node.after and assignable(work, node.output_schema_json).fit is Fit.NO:
+        if (
+            node.output_schema_json
+            and not node.after
+            and self._types.compare(work, node.output_schema_json).fit is Fit.NO
+        ):
             yield (
                 f"{place}.output_schema_json",
-                f"is {describe(node.output_schema_json)}, and the node gives {describe(work)}.",
+                f"is {self._text_of(node.output_schema_json)}, and the node gives {self._text_of(work)}.",
             )
 
     def _mapping_problems(
@@ -109,34 +114,37 @@ class TypeChecks:
                 wrong = True
                 root = mapping.path.partition(".")[0]
                 kind = self._types.output_of(root) if root == START or root in self._topology.nodes else ANY
-                yield f"{place}[{index}].path", f"There is no {error.args[0]!r}: {root!r} gives {describe(kind)}."
+                yield (
+                    f"{place}[{index}].path",
+                    f"There is no {error.args[0]!r}: {root!r} gives {self._text_of(kind)}.",
+                )
         if not mappings or wrong or has_before:
             return
-        kind = self._types.find_mapped_type(mappings)
+        kind = self._types.mapped_type(target)
         verdict = self._types.judge(kind, target)
         if verdict.fit is Fit.NO:
             yield place, self._describe("input" if target != END else "output", kind, target, verdict)
 
     def _write_problems(self, node: agent_pb2.GraphNode, place: str) -> Iterator[Problem]:
-        channels = {channel.name: channel for channel in self._graph.channels}
         output = self._types.output_of(node.name)
         for index, write in enumerate(node.writes):
-            channel = channels[write.channel]
             try:
-                kind = type_at(output, parse_inner_path(write.path).names)[0]
+                kind = self._types.type_at(output, parse_inner_path(write.path).names)
             except KeyError as error:
-                description = f"There is no {error.args[0]!r}: {node.name!r} gives {describe(output)}."
+                description = f"There is no {error.args[0]!r}: {node.name!r} gives {self._text_of(output)}."
                 yield f"{place}.writes[{index}].path", description
                 continue
-            taken = _find_write_type(channel)
-            if taken and assignable(kind, taken).fit is Fit.NO:
-                description = f"is {describe(kind)}, and a write to {channel.name!r} takes {describe(taken)}."
+            taken = self._write_types[write.channel]
+            if taken and self._types.compare(kind, taken).fit is Fit.NO:
+                description = (
+                    f"is {self._text_of(kind)}, and a write to {write.channel!r} takes {self._text_of(taken)}."
+                )
                 yield f"{place}.writes[{index}].path", description
 
     def _merge_problems(self) -> Iterator[Problem]:
         """Yield merges that certainly fail: of values that are no objects, or with a key in two of them."""
         for name, senders in self._find_certain_senders().items():
-            kinds = [(sender, parse(self._types.output_of(sender))) for sender in senders]
+            kinds = [(sender, self._types.read(self._types.output_of(sender))) for sender in senders]
             place = self._place(name)
             bad = [sender for sender, kind in kinds if not _may_be_object(kind)]
             if bad:
@@ -182,7 +190,7 @@ class TypeChecks:
         node = self._topology.nodes.get(name)
         if node is None:
             return self._topology.is_dag and not self._graph.output
-        is_on_cycle = not self._topology.is_dag and name in self._topology.ancestors[name]
+        is_on_cycle = not self._topology.is_dag and self._topology.leads_to(name, name)
         return self._topology.is_all(name) and not node.input and not is_on_cycle
 
     def _branch_problems(self) -> Iterator[Problem]:
@@ -192,17 +200,22 @@ class TypeChecks:
             output = self._types.output_of(branch.source)
             place = f"graph.branches[{index}]"
             try:
-                kind = type_at(output, parse_inner_path(branch.path).names)[0]
+                kind = self._types.type_at(output, parse_inner_path(branch.path).names)
             except KeyError as error:
-                yield f"{place}.path", f"There is no {error.args[0]!r}: {branch.source!r} gives {describe(output)}."
+                yield (
+                    f"{place}.path",
+                    f"There is no {error.args[0]!r}: {branch.source!r} gives {self._text_of(output)}.",
+                )
                 continue
-            schema = parse(kind)
+            schema = self._types.read(kind)
             if isinstance(schema, dict) and schema.get("type") == "array" and "$ref" not in kind:
                 kind = json.dumps(schema.get("items", {}))
             for number, case in enumerate(branch.cases):
                 constant = json.dumps({"const": json.loads(case.value_json)})
-                if assignable(constant, kind).fit is Fit.NO:
-                    description = f"{case.value_json} cannot be: {branch.path or 'the output'} is {describe(kind)}."
+                if self._types.compare(constant, kind).fit is Fit.NO:
+                    description = (
+                        f"{case.value_json} cannot be: {branch.path or 'the output'} is {self._text_of(kind)}."
+                    )
                     yield f"{place}.cases[{number}].value_json", description
 
 

@@ -98,13 +98,18 @@ def to_text(value: object, what: str, reason: Reason = error_pb2.ERROR_REASON_IN
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         why = LIMITS if isinstance(error, RecursionError) else str(error)
         raise RunError(f"{what} is not JSON that a graph can pass on: {why}.", reason=reason) from None
-    if size_of(text) > MAX_TEXT_BYTES:
+    check_size(size_of(text), what)
+    return text
+
+
+def check_size(size: int, what: str) -> None:
+    """Raise RunError OUTPUT_TOO_LARGE for a value of too many bytes as JSON; `what` begins the message."""
+    if size > MAX_TEXT_BYTES:
         raise RunError(
             f"{what} is longer than {MAX_TEXT_BYTES // 1024} KiB as JSON. Keep large content elsewhere and pass a "
             "reference to it.",
             reason=error_pb2.ERROR_REASON_OUTPUT_TOO_LARGE,
         )
-    return text
 
 
 def check_type(value: Any, schema_json: str, what: str) -> None:

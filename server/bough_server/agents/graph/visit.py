@@ -261,6 +261,8 @@ class Visit:
         if kind is None:
             if self._is_start_recorded:
                 await self._record_start()
+            if self._waiter is None:
+                await self._execution.writer.wait_if_full()  # nothing else would slow down a cycle of such nodes
             return Result(value=self.value)
         if kind == "agent":
             return await self._run_agent()

@@ -576,7 +576,8 @@ export type GraphAgent = Message<"bough.v1.GraphAgent"> & {
   mode: GraphMode;
 
   /**
-   * The nodes, at most 500.
+   * The nodes, at most 500, with at most 5,000 mappings in `input` of all nodes and `output` together, and at most 2,000 `writes` of
+   * all nodes together.
    *
    * @generated from field: repeated bough.v1.GraphNode nodes = 2;
    */
@@ -590,7 +591,7 @@ export type GraphAgent = Message<"bough.v1.GraphAgent"> & {
   edges: GraphEdge[];
 
   /**
-   * The branches. Those of one node choose independently of one another and of its edges.
+   * The branches, with at most 2,000 cases together. Those of one node choose independently of one another and of its edges.
    *
    * @generated from field: repeated bough.v1.GraphBranch branches = 4;
    */
@@ -612,7 +613,7 @@ export type GraphAgent = Message<"bough.v1.GraphAgent"> & {
   maxSupersteps?: number | undefined;
 
   /**
-   * How many visits, and items of mapped ones, run at the same time. Default: 16.
+   * How many visits, and items of mapped ones, run at the same time, from 1 to 1,000. Default: 16.
    *
    * @generated from field: optional int32 max_concurrency = 7;
    */
@@ -655,7 +656,8 @@ export const GraphAgentSchema: GenMessage<GraphAgent> = /*@__PURE__*/
  */
 export type GraphNode = Message<"bough.v1.GraphNode"> & {
   /**
-   * The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and neither START nor END. Required.
+   * The name: a letter, then up to 63 letters, digits, "_" or "-"; unique in the graph, and none of START, END, channels, state and
+   * history. Required.
    *
    * @generated from field: string name = 1;
    */
@@ -768,14 +770,15 @@ export type GraphNode = Message<"bough.v1.GraphNode"> & {
   errorTarget: string;
 
   /**
-   * JSON Schema of its input, as text. Default: that of its agent, tool or function, else any value.
+   * JSON Schema of its input, as text of at most 64 KiB. Default: that of its agent, tool or function, else any value.
    *
    * @generated from field: string input_schema_json = 15;
    */
   inputSchemaJson: string;
 
   /**
-   * JSON Schema of its output, as text. Default: that of its agent or function; a text for a model without tools, else any value.
+   * JSON Schema of its output, as text of at most 64 KiB. Default: that of its agent or function; a text for a model without tools, else
+   * any value.
    *
    * @generated from field: string output_schema_json = 16;
    */
@@ -1031,7 +1034,7 @@ export type GraphChannel = Message<"bough.v1.GraphChannel"> & {
   name: string;
 
   /**
-   * JSON Schema of its value, as text; empty for any value.
+   * JSON Schema of its value, as text of at most 64 KiB; empty for any value.
    *
    * @generated from field: string schema_json = 2;
    */
