@@ -120,7 +120,7 @@ class GraphTypes:
                 return node.output_schema_json or ANY
         return ANY
 
-    def mapped_type(self, name: str) -> str:
+    def find_mapped_type(self, name: str) -> str:
         """Return the type of what the mappings of a node, or of the output, make. Raises as `source_type` does."""
         found = self._mapped.get(name)
         if found is None:
@@ -200,13 +200,13 @@ class GraphTypes:
 
     def judge(self, source: str, name: str) -> Verdict:
         """Return whether values of a type fit what a node, or END, takes."""
-        verdicts = [self.compare(source, kind) for kind in self._taken_by(name)]
+        verdicts = [self.compare(source, kind) for kind in self._find_whole_inputs(name)]
         for fit in (Fit.NO, Fit.UNKNOWN):
             if found := next((verdict for verdict in verdicts if verdict.fit is fit), None):
                 return found
         return Verdict(Fit.YES)
 
-    def _taken_by(self, name: str) -> Sequence[str]:
+    def _find_whole_inputs(self, name: str) -> Sequence[str]:
         """Return all types that a node's whole input has to fit."""
         found = self._taken.get(name)
         if found is None:
@@ -226,7 +226,7 @@ class GraphTypes:
             return not self.inputs_of(name) and not node.map
         mappings = self._definition.graph.output if node is None else node.input
         if mappings:
-            return self.judge(self.mapped_type(name), name).fit is Fit.YES
+            return self.judge(self.find_mapped_type(name), name).fit is Fit.YES
         if len(senders) != 1 or not self._is_plain(senders[0], name):
             return not self.inputs_of(name) and (node is None or not node.map)
         return self.judge(self.output_of(senders[0]), name).fit is Fit.YES
@@ -274,7 +274,7 @@ class GraphTypes:
                 return self._own_output(node)
             if node.input and not node.before:
                 try:
-                    return self.mapped_type(name)
+                    return self.find_mapped_type(name)
                 except (KeyError, ValueError, RecursionError):
                     return ANY
             before = self._topology.predecessors.get(name, ())
