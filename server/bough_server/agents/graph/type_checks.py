@@ -120,7 +120,7 @@ class TypeChecks:
                 )
         if not mappings or wrong or has_before:
             return
-        kind = self._types.mapped_type(target)
+        kind = self._types.find_mapped_type(target)
         verdict = self._types.judge(kind, target)
         if verdict.fit is Fit.NO:
             yield place, self._describe("input" if target != END else "output", kind, target, verdict)

@@ -124,7 +124,7 @@ class GraphTypes:
                 return node.output_schema_json or ANY
         return ANY
 
-    def mapped_type(self, name: str) -> str:
+    def find_mapped_type(self, name: str) -> str:
         """Return the type of what the mappings of a node, or of the output, make. Raises as `source_type` does."""
         found = self._mapped.get(name)
         if found is None:
@@ -205,13 +205,13 @@ class GraphTypes:
 
     def judge(self, source: str, name: str) -> Verdict:
         """Return whether values of a type fit what a node, or END, takes."""
-        verdicts = [self.compare(source, kind) for kind in self._taken_by(name)]
+        verdicts = [self.compare(source, kind) for kind in self._find_whole_inputs(name)]
         for fit in (Fit.NO, Fit.UNKNOWN):
             if found := next((verdict for verdict in verdicts if verdict.fit is fit), None):
                 return found
         return Verdict(Fit.YES)
 
-    def _taken_by(self, name: str) -> Sequence[str]:
+    def _find_whole_inputs(self, name: str) -> Sequence[str]:
         """Return all types that a node's whole input has to fit."""
         found = self._taken.get(name)
         if found is None:
@@ -288,7 +288,7 @@ class GraphTypes:
     def _find_made_type(self, name: str) -> str:
         """Return the type of what a node's mappings make: any if they are wrong, or are by types that have changed."""
         try:
-            return self.mapped_type(name)
+            return self.find_mapped_type(name)
         except (KeyError, ValueError, RecursionError):
             return ANY
 
