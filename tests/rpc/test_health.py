@@ -48,6 +48,7 @@ async def test_every_service_is_healthy_from_when_the_server_serves_until_it_sto
         "bough.v1.CatalogService",
         "bough.v1.EvalService",
         "bough.v1.SessionService",
+        "bough.v1.UsageService",
     )
     assert (set(before.values()), set(during.values()), set(after.values())) == (
         {_NOT_SERVING},

@@ -81,7 +81,7 @@ async def test_health_lists_every_service(tmp_path: Path) -> None:
         stub = HealthStub(it.channel)
         listed = (await stub.List(health_pb2.HealthListRequest())).statuses
         assert {name: one.status for name, one in listed.items()} == dict.fromkeys(
-            ("", *(f"bough.v1.{name}Service" for name in ("Access", "Agent", "Catalog", "Eval", "Session"))),
+            ("", *(f"bough.v1.{name}Service" for name in ("Access", "Agent", "Catalog", "Eval", "Session", "Usage"))),
             health_pb2.HealthCheckResponse.SERVING,
         )
 
