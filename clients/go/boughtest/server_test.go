@@ -29,11 +29,14 @@ func completed(t *testing.T, client *bough.Client, agent string) *bough.Result {
 	return result
 }
 
-// methods returns the methods of every service of the schema.
+// methods returns the methods of every service of the schema that Bough's servers have: tool servers serve ToolService.
 func methods(t *testing.T) (of []protoreflect.MethodDescriptor) {
 	t.Helper()
 	protoregistry.GlobalFiles.RangeFilesByPackage("bough.v1", func(file protoreflect.FileDescriptor) bool {
 		for at := range file.Services().Len() {
+			if file.Services().Get(at).Name() == "ToolService" {
+				continue
+			}
 			declared := file.Services().Get(at).Methods()
 			for index := range declared.Len() {
 				of = append(of, declared.Get(index))
