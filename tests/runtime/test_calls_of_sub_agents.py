@@ -282,6 +282,8 @@ async def test_a_call_that_was_cancelled_is_seen_with_its_error_in_the_next_turn
 
 def _make_first_revision(database: sqlite3.Connection) -> None:
     """Undo the migrations after the first, so that the next server upgrades the database again."""
+    for statement in CHARGES_UNDONE:
+        database.execute(statement)
     for trigger in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         database.execute(f"DROP TRIGGER {trigger[0]}")
     for table in ("calls", "blobs", "session_blobs", "labels"):
@@ -300,8 +302,6 @@ def _make_first_revision(database: sqlite3.Connection) -> None:
         *("evaluation_role", "evaluation"),
     ):
         database.execute(f"ALTER TABLE runs DROP COLUMN {column}")
-    for statement in CHARGES_UNDONE:
-        database.execute(statement)
     database.execute("ALTER TABLE usage_entries DROP COLUMN cache_write_tokens")
     database.execute("UPDATE alembic_version SET version_num = '0006'")
 
