@@ -143,11 +143,13 @@ async def _tool_servers(settings: "Settings") -> list[Finding]:
     from bough_server.errors import ConfigurationError
     from bough_server.observability.logs import configure_logging
 
-    configure_logging("error", settings.log_format)  # the findings say what is wrong
     try:
         servers = settings.build_tool_servers({})
     except ConfigurationError as error:
         return [Finding(name="tool servers", is_right=False, words=str(error))]
+    if not servers.names:
+        return []
+    configure_logging("error", settings.log_format)  # the findings say what is wrong
     try:
         await servers.wait_until_settled(servers.names)
         return [
