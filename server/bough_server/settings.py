@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
@@ -37,8 +37,9 @@ from bough_server.settings_sections import (
     suggest_key,
 )
 from bough_server.tool_servers.config import ToolServerName, ToolServerSection, variables_of
-from bough_server.tool_servers.opening import build_tool_servers
-from bough_server.tool_servers.servers import ToolServers
+
+if TYPE_CHECKING:
+    from bough_server.tool_servers.servers import ToolServers
 
 DEFAULT_FILE: Final = "bough.yaml"
 DEFAULT_DATABASE: Final = "var/bough.db"
@@ -261,11 +262,14 @@ class Settings(Section):
         settings._exports_logs = exports_logs
         return settings
 
-    def build_tool_servers(self, taken: Mapping[str, str], *, is_locked: bool = True) -> ToolServers:
+    def build_tool_servers(self, taken: Mapping[str, str], *, is_locked: bool = True) -> "ToolServers":
         """Return the tool servers, none connected; `taken` are names of other tools, each with what has it.
 
         Without `is_locked` they offer what was not reviewed too. Raises ConfigurationError if the lock cannot be read.
         """
+        # Not above: commands to a running server need none of it.
+        from bough_server.tool_servers.opening import build_tool_servers
+
         return build_tool_servers(
             self.tool_servers, variables=self._secrets, folder=self._folder, taken=taken, is_locked=is_locked
         )
