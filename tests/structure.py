@@ -23,7 +23,10 @@ OWN: Final = ("bough_server", "bough")
 
 MAX_LINES: Final = 500
 
-_LAZY: Final = ("cli/", "__init__.py", "testing/__init__.py", "store/opening.py", "tool_servers/opening.py")
+_LAZY: Final = (
+    *("cli/", "__init__.py", "testing/__init__.py"),
+    *("settings.py", "store/opening.py", "tool_servers/opening.py"),
+)
 """Where imports of the own package may be delayed: commands start quickly, and authors load only what they use.
 
 pytest loads the plugin in every session, wherever Bough is installed. The driver of a database need not be installed,
