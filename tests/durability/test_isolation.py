@@ -202,7 +202,7 @@ def absent_of(kind: str, value: str) -> str:
     """Return what nothing has, in the form of something of Anne's."""
     if kind == "token":
         return "bm9uZQ=="
-    return hashlib.sha256(b"none").hexdigest() if kind == "file" else ABSENT if kind != "request" else "ask-nobody"
+    return hashlib.sha256(b"none").hexdigest() if kind == "file" else ABSENT if kind != "request" else "ask-unknown"
 
 
 async def call(caller: CallerStubs, named: Named, request: Message) -> Sequence[Message]:

@@ -205,7 +205,7 @@ async def test_who_may_see_and_change_which_account(prepaid: Served) -> None:
         response = await as_(prepaid, user).usage.GetAccount(v1.GetAccountRequest(user_id="anne"))
         balances[user] = response.account.balance_nanos
     assert balances == {"rita": 10_000_000, "bill": 10_000_000, "carl": 3}, "a name in another tenant is another user"
-    for name in ("bill", "nobody"):
+    for name in ("bill", "unknown"):
         assert await refusal(as_(prepaid, "anne").usage.GetAccount(v1.GetAccountRequest(user_id=name))) == DENIED
         assert (
             await refusal(as_(prepaid, "anne").usage.ListAdjustments(v1.ListAdjustmentsRequest(user_id=name))) == DENIED

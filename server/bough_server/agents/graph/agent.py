@@ -1,6 +1,7 @@
 """The graph agent: visits the nodes of its graph, and routes their outputs, until END has a value."""
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,9 @@ from bough_server.agents.graph.routing import route
 from bough_server.agents.graph.structure import tool_places
 from bough_server.agents.graph.topology import END, START, Topology, build_topology
 from bough_server.agents.graph.types import GraphTypes, Names
-from bough_server.agents.graph.units import Units
 from bough_server.agents.graph.values import check_type, find_whole_source, merge, to_text
 from bough_server.agents.graph.visit import Visit
+from bough_server.agents.graph.visit_queue import VisitQueue
 from bough_server.agents.graph.work import NodeFailure, Result
 from bough_server.errors import RunError
 from bough_server.functions import Function, NodeFunction, Snapshot
@@ -85,7 +86,7 @@ def names_of_run(resolver: Resolver) -> Names:
     )
 
 
-class _Graph:
+class _Graph(ABC):
     """One invocation of a graph: what was delivered, the outputs, and the visits that run."""
 
     def __init__(
@@ -102,7 +103,7 @@ class _Graph:
         self._delivered: dict[str, dict[str, Any]] = {}
         """What has reached each node since its last visit, by sender."""
         self._visits: Counter[str] = Counter()
-        self._units = Units(
+        self._queue = VisitQueue(
             lane, most=graph.max_concurrency if graph.HasField("max_concurrency") else DEFAULT_CONCURRENCY
         )
         self._fails_fast = graph.on_failure == agent_pb2.PARALLEL_FAILURE_POLICY_FAIL_FAST
@@ -115,8 +116,8 @@ class _Graph:
         self._deliver(START, value, self._route_start(value))
         return await self._run()
 
-    async def _run(self) -> Outcome:
-        raise NotImplementedError
+    @abstractmethod
+    async def _run(self) -> Outcome: ...
 
     def _route_start(self, value: Any) -> Sequence[str]:
         try:
@@ -191,15 +192,15 @@ class _Graph:
 
         Raises the error of one that fails if that ends the graph at once.
         """
-        visit = await self._units.next_end()
+        visit = await self._queue.next_end()
         if visit.error is not None and not visit.is_handled:
             failed.append(visit)
-            self._units.drop_waiting()
+            self._queue.drop_waiting()
             if self._fails_fast:
                 raise self._build_failure(failed)
         elif visit.result is not None and visit.result.action is not None:
             acting.append(visit)
-            self._units.drop_waiting()
+            self._queue.drop_waiting()
         return visit
 
     def _build_failure(self, failed: Sequence[Visit]) -> RunError:
@@ -304,8 +305,8 @@ class _Supersteps(_Graph):
         visits = [self._make_visit(name, group, superstep) for name in ready]
         failed: list[Visit] = []
         acting: list[Visit] = []
-        self._units.add(visits)
-        while self._units.is_busy:
+        self._queue.add(visits)
+        while self._queue.is_busy:
             await self._next_end(failed, acting)
         group.join_state()
         if failed:
@@ -332,8 +333,8 @@ class _Dag(_Graph):
             if not failed and not acting:
                 ready = self._find_ready(active)
                 active.update(ready)
-                self._units.add([self._make_visit(name, group, None) for name in ready])
-            if not self._units.is_busy:
+                self._queue.add([self._make_visit(name, group, None) for name in ready])
+            if not self._queue.is_busy:
                 break
             visit = await self._next_end(failed, acting)
             active.discard(visit.name)

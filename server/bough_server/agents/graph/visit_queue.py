@@ -10,8 +10,8 @@ from bough_server.runtime.children import LaneGroup
 from bough_server.runtime.lane import Lane
 
 
-class Units:
-    """At most so many units run at a time: visits, and the items of those that run once for each."""
+class VisitQueue:
+    """Runs at most so many visits at a time; the items of a mapped visit are visits too, and run in its place."""
 
     def __init__(self, lane: Lane, *, most: int) -> None:
         self._lane, self._most = lane, most
@@ -37,7 +37,7 @@ class Units:
 
     def drop_waiting(self) -> None:
         """Let no other visit begin; the items of those that have begun still do."""
-        self._waiting = deque(unit for unit in self._waiting if unit.item is not None)
+        self._waiting = deque(visit for visit in self._waiting if visit.item is not None)
 
     async def next_end(self) -> Visit:
         """Return the next visit that has ended, in the order of the log.
@@ -45,41 +45,41 @@ class Units:
         Raises the Abort with which the failure of an agent aborts the graph.
         """
         # Two ends of one iteration of the event loop must not free two places at once: a replay delivers them one by
-        # one, and another unit could begin first then.
+        # one, and another visit could begin first then.
         while True:
             await self._fill()
             while not self._ended:
                 self._waiter = Waiter(self._lane.execution.scheduler)
                 await self._waiter.wait()
             task = self._ended.popleft()
-            unit = self._running.pop(task)
+            visit = self._running.pop(task)
             await self._check(task)
-            if (parent := self._parents.pop(unit.key, None)) is None:
-                self._places -= not unit.is_mapped or unit.problem is not None
-                return unit
+            if (parent := self._parents.pop(visit.key, None)) is None:
+                self._places -= not visit.is_mapped or visit.problem is not None
+                return visit
             self._places -= 1
             self._count_item(parent)
 
     async def _check(self, task: asyncio.Task[None]) -> None:
-        """Raise what ends the graph with a unit's task."""
+        """Raise what ends the graph with a visit's task."""
         abort, scheduler = self._lane.running.abort, self._lane.execution.scheduler
         if abort is not None:
             await scheduler.join(*self._running)  # the others are cancelled, and the one that aborts records its end
             raise abort
         if task.cancelled():
-            await scheduler.rest_forever()  # what ended the unit ends the graph as well
+            await scheduler.rest_forever()  # what ended the visit ends the graph as well
         if (error := task.exception()) is not None:
             raise error
 
     async def _fill(self) -> None:
         """Begin visits and items from the front while places are free."""
         while self._waiting and self._places < self._most:
-            unit = self._waiting.popleft()
-            if unit.is_mapped and unit.problem is None:
-                await self._open_items(unit)
+            visit = self._waiting.popleft()
+            if visit.is_mapped and visit.problem is None:
+                await self._open_items(visit)
             else:
                 self._places += 1
-                self._start(unit)
+                self._start(visit)
 
     async def _open_items(self, visit: Visit) -> None:
         """Begin a visit whose items are its work: they are next."""
@@ -100,9 +100,9 @@ class Units:
             del self._open[visit.key]
             self._start(visit)
 
-    def _start(self, unit: Visit) -> None:
-        task = self._tasks.start(unit.key, unit.run())
-        self._running[task] = unit
+    def _start(self, visit: Visit) -> None:
+        task = self._tasks.start(visit.key, visit.run())
+        self._running[task] = visit
         task.add_done_callback(self._on_end)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
